@@ -1,0 +1,82 @@
+"""What goes into the coordinator's state machine and what comes out of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Union
+
+from hotswap.core.messages import FromAgent, ToAgent
+from hotswap.core.types import NodeId
+
+# --- in --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class FromNode:
+    """A message of an authenticated agent."""
+
+    node: NodeId
+    message: FromAgent
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeGone:
+    """The agent's connection ended."""
+
+    node: NodeId
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tick:
+    """Time has passed; deadlines may be due."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopAsked:
+    """Someone who may do so ends the job."""
+
+    exit_code: int
+    reason: str
+
+
+Event = Union[FromNode, NodeGone, Tick, StopAsked]
+
+# --- out -------------------------------------------------------------------------------------------------------------
+
+Scalar = Union[str, int, float, bool, None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Send:
+    """Give *message* to the agent of *node*."""
+
+    node: NodeId
+    message: ToAgent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One line for the event log."""
+
+    event: str
+    fields: dict[str, Scalar | list[Scalar] | dict[str, Scalar]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disconnect:
+    """Close the connection of a node that is no longer trusted to be alive."""
+
+    node: NodeId
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exit:
+    """The job has ended: every agent has been told; leave with this code."""
+
+    exit_code: int
+    reason: str
+
+
+Effect = Union[Send, Record, Disconnect, Exit]

@@ -1,0 +1,224 @@
+"""What agents and the coordinator say to each other. Plain data: the wire package encodes it, the state machines act on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Union
+
+from hotswap.core.keep import GroupState
+from hotswap.core.types import Endpoint, Generation, Held, NodeId, Slot, Source, Step, WorkerState
+
+# --- agent to coordinator -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerBuilt:
+    """The worker of *slot* has built its model (and rehearsed, if it is a spare's) and waits for a plan.
+
+    ``shape`` is equal for two slots that run the same program; ``peers`` are the slots that hold the same shared state.
+    """
+
+    slot: Slot
+    generation: Generation
+    shape: str
+    peers: tuple[Slot, ...] = ()
+    rehearsed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Register:
+    """First message of every connection. After a coordinator restart it carries all that the coordinator needs to know.
+
+    ``generation`` is the newest fence the agent has accepted (0: none), ``places`` the membership that goes with it,
+    ``training`` whether that generation was told to go.
+    """
+
+    node: NodeId
+    fault_domain: str
+    endpoint: Endpoint
+    generation: Generation = 0
+    places: tuple[NodeId, ...] = ()
+    training: bool = False
+    built: tuple[WorkerBuilt, ...] = ()
+    acked: dict[Slot, Step] = field(default_factory=dict)
+    lost: tuple[Slot, ...] = ()
+    finished: tuple[Slot, ...] = ()
+    checkpoint_step: Step | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heartbeat:
+    """Still there. ``acked``: for each slot, the newest step whose snapshot is complete here and at its holder."""
+
+    generation: Generation
+    acked: dict[Slot, Step] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerLost:
+    """The process of *slot* is gone. ``status`` is its exit code, or minus the signal that ended it."""
+
+    slot: Slot
+    generation: Generation
+    status: int
+    detail: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerTrouble:
+    """A collective failed under a live worker: a peer is probably gone, though nobody has said so yet."""
+
+    slot: Slot
+    generation: Generation
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeFenced:
+    """This node has left the old generation: its live workers are parked and nothing more of it can become valid."""
+
+    generation: Generation
+    held: tuple[Held, ...]
+    workers: tuple[WorkerState, ...]
+    groups: dict[Slot, dict[str, GroupState]] = field(default_factory=dict)
+    checkpoint_step: Step | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerConnected:
+    """The worker's groups are formed in this generation."""
+
+    slot: Slot
+    generation: Generation
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerReady:
+    """The worker is at the resume step and its snapshot of it is complete, here and at its holder."""
+
+    slot: Slot
+    generation: Generation
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerFinished:
+    """The worker's script ended with exit code 0."""
+
+    slot: Slot
+    generation: Generation
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestoreFailed:
+    """A slot's state could not be had from the planned source; ``detail`` says why."""
+
+    slot: Slot
+    generation: Generation
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointShard:
+    """The durable checkpoint of *slot* at *step* is on storage."""
+
+    slot: Slot
+    step: Step
+
+
+@dataclass(frozen=True, kw_only=True)
+class KvSet:
+    """Publish a value in the rendezvous of a generation."""
+
+    generation: Generation
+    key: str
+    value: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class KvGet:
+    """Ask for a value; answered by KvValue as soon as it exists."""
+
+    generation: Generation
+    key: str
+
+
+FromAgent = Union[
+    Register,
+    Heartbeat,
+    WorkerBuilt,
+    WorkerLost,
+    WorkerTrouble,
+    NodeFenced,
+    WorkerConnected,
+    WorkerReady,
+    WorkerFinished,
+    RestoreFailed,
+    CheckpointShard,
+]
+RendezvousMessage = Union[KvSet, KvGet]
+
+# --- coordinator to agent -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fence:
+    """A new membership. Everything of an older generation is void from here on.
+
+    ``lost``: slots whose process is new and holds nothing. ``positions``: for a spare, the positions to build workers for.
+    """
+
+    generation: Generation
+    places: tuple[NodeId, ...]
+    endpoints: dict[NodeId, Endpoint]
+    lost: tuple[Slot, ...] = ()
+    positions: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How the generation gets its state: resume step, source of each slot, holder of each slot, groups that are kept.
+
+    ``push``: slots whose holder does not have the resume step yet.
+    """
+
+    generation: Generation
+    resume_step: Step
+    sources: dict[Slot, Source]
+    holders: dict[Slot, NodeId]
+    push: tuple[Slot, ...]
+    keep: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Go:
+    """Every slot is ready: train."""
+
+    generation: Generation
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommitCheckpoint:
+    """Every slot's shard of this durable checkpoint is on storage: write the manifest that makes it count."""
+
+    step: Step
+    slots: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class KvValue:
+    """Answer to KvGet."""
+
+    generation: Generation
+    key: str
+    value: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stop:
+    """The job is over; end your workers and exit."""
+
+    exit_code: int
+    reason: str
+
+
+ToAgent = Union[Fence, Plan, Go, CommitCheckpoint, KvValue, Stop]

@@ -1,0 +1,211 @@
+"""The coordinator process: sockets, clock and files around the pure state machine of ``hotswap.core.coordinator``.
+
+Reads its CoordinatorConfig as JSON on standard input, prints ``{"port": N}`` when it listens, and leaves with the job's
+exit code. It may be killed and started again on the same port at any moment; training goes on meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from hotswap.config import CoordinatorConfig
+from hotswap.core import messages as m
+from hotswap.core.coordinator import Coordinator, Limits
+from hotswap.core.events import Disconnect, Event, Exit, FromNode, NodeGone, Record, Send, StopAsked, Tick
+from hotswap.core.rendezvous import RendezvousTable
+from hotswap.core.types import NodeId
+from hotswap.errors import EXIT_REQUEUE, HotswapError, PeerUnreachable, ProtocolError
+from hotswap.node.process import die_with_parent, set_up_logging
+from hotswap.wire.channels import control_codec
+from hotswap.wire.handshake import accept_link
+from hotswap.wire.links import AsyncLink
+
+log = logging.getLogger("hotswap.coordinator")
+FLUSH_S = 2.0
+
+
+class CoordinatorServer:
+    """One job's coordinator; all state is in the machine and in open connections."""
+
+    def __init__(self, config: CoordinatorConfig) -> None:
+        """Nothing is opened before ``run``."""
+        self.config = config
+        self.machine = Coordinator(limits_of(config), time.monotonic())
+        self.rendezvous: RendezvousTable[NodeId] = RendezvousTable()
+        self.links: dict[NodeId, AsyncLink[Any]] = {}
+        self._events = Path(config.events_path).open("a", buffering=1)  # noqa: SIM115 (lives as long as the process)
+        self._done: asyncio.Future[int] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> int:
+        """Serve until the job ends; the job's exit code."""
+        loop = asyncio.get_running_loop()
+        self._done = loop.create_future()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._asked_to_stop, number)
+        listener = socket.create_server((self.config.host, self.config.port), backlog=1024)
+        listener.setblocking(False)
+        restarted = os.path.getsize(self.config.events_path) > 0
+        self._write("coordinator_started", {"restarted": restarted, "pid": os.getpid()})
+        print(json.dumps({"port": listener.getsockname()[1]}), flush=True)
+        accepting = loop.create_task(self._accept(listener))
+        self._set_timer()
+        code = await self._done
+        accepting.cancel()
+        listener.close()
+        await asyncio.gather(*(link.flush(FLUSH_S) for link in self.links.values()))
+        return code
+
+    def _asked_to_stop(self, number: int) -> None:
+        self._handle(StopAsked(exit_code=128 + number, reason=f"stopped by signal {signal.Signals(number).name}"))
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            sock, address = await loop.sock_accept(listener)
+            task = loop.create_task(self._serve(sock, f"{address[0]}:{address[1]}"))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, sock: socket.socket, peer: str) -> None:
+        """One agent's connection from handshake to end."""
+        node: NodeId | None = None
+        link: AsyncLink[Any] | None = None
+        reason = "connection closed"
+        try:
+            link = await accept_link(sock, control_codec(), self.config.token, self.config.timing.connect_s)
+            first = await asyncio.wait_for(link.receive(), self.config.timing.connect_s)
+            if not isinstance(first, m.Register):
+                raise ProtocolError(f"the first message is {type(first).__name__}, not Register")
+            node = first.node
+            previous, self.links[node] = self.links.get(node), link
+            if previous is not None:
+                previous.close()
+            self._handle(FromNode(node=node, message=first))
+            while True:
+                self._receive(node, link, await link.receive())
+        except PeerUnreachable as error:
+            reason = str(error)
+        except (HotswapError, asyncio.TimeoutError, OSError) as error:
+            reason = f"refused: {error or 'no handshake in time'}"
+            log.warning("connection from %s %s", peer, reason)
+            self._write("connection_refused", {"peer": peer, "reason": reason})
+        finally:
+            if link is not None:
+                link.close()
+            else:
+                sock.close()
+            # Only the newest connection of a node speaks for it.
+            if node is not None and self.links.get(node) is link:
+                del self.links[node]
+                self._handle(NodeGone(node=node, reason=reason))
+
+    def _receive(self, node: NodeId, link: AsyncLink[Any], message: Any) -> None:
+        table = self.rendezvous
+        if isinstance(message, m.KvSet):
+            for asker in table.set(message.generation, message.key, message.value):
+                self._answer(asker, message.generation, message.key, message.value)
+        elif isinstance(message, m.KvGet):
+            value = table.get(message.generation, message.key, node)
+            if value is not None:
+                self._answer(node, message.generation, message.key, value)
+        elif self.links.get(node) is link:
+            self._handle(FromNode(node=node, message=message))
+
+    def _answer(self, node: NodeId, generation: int, key: str, value: bytes) -> None:
+        if node in self.links:
+            self.links[node].send(m.KvValue(generation=generation, key=key, value=value))
+
+    def _handle(self, event: Event) -> None:
+        """Run one event through the machine and carry out what it says."""
+        effects = self.machine.handle(event, time.monotonic())
+        if self.machine.membership is not None:
+            self.rendezvous.advance(self.machine.membership.generation)
+        for effect in effects:
+            if isinstance(effect, Send):
+                if effect.node in self.links:
+                    self.links[effect.node].send(effect.message)
+            elif isinstance(effect, Record):
+                self._write(effect.event, effect.fields)
+            elif isinstance(effect, Disconnect):
+                self._disconnect(effect.node)
+            elif isinstance(effect, Exit):
+                self._finish(effect.exit_code)
+        self._set_timer()
+
+    def _disconnect(self, node: NodeId) -> None:
+        """Let what was just queued (a Stop) out, then close; its end is no news to the machine."""
+        link = self.links.pop(node, None)
+        if link is not None:
+            task = asyncio.get_running_loop().create_task(_flush_and_close(link))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _finish(self, exit_code: int) -> None:
+        if self._done is not None and not self._done.done():
+            self._done.set_result(exit_code)
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        delay = self.machine.deadline() - time.monotonic()
+        if delay != float("inf"):
+            self._timer = asyncio.get_running_loop().call_later(max(delay, 0.0) + 0.001, self._handle, Tick())
+
+    def _write(self, event: str, fields: dict[str, Any]) -> None:
+        """Emitting never stops the job: a full disk costs the log, not the training."""
+        try:
+            self._events.write(json.dumps({"time": time.time(), "event": event, **fields}) + "\n")
+        except OSError as error:
+            log.warning("event log: %s", error)
+        log.info("%s %s", event, fields)
+
+
+async def _flush_and_close(link: AsyncLink[Any]) -> None:
+    await link.flush(FLUSH_S)
+    link.close()
+
+
+def limits_of(config: CoordinatorConfig) -> Limits:
+    """The machine's limits of a job's configuration."""
+    return Limits(
+        nodes_active=config.nodes_active,
+        nodes_max=config.nodes_max,
+        width=config.nproc_per_node,
+        detection_budget_s=config.timing.detection_budget_s,
+        phase_s=config.timing.phase_s,
+        trouble_grace_s=min(1.0, config.timing.detection_budget_s / 5),
+        join_s=config.join_s,
+        build_s=config.join_s,
+        spare_wait_s=config.spare_wait_s,
+        respawns_max=config.respawns_max,
+    )
+
+
+def main() -> int:
+    """Entry point of ``python -m hotswap.node.coordinator``."""
+    die_with_parent()
+    set_up_logging()
+    config = msgspec.json.decode(sys.stdin.buffer.readline(), type=CoordinatorConfig)
+    try:
+        return asyncio.run(CoordinatorServer(config).run())
+    except OSError as error:
+        log.error("cannot serve on %s:%s: %s", config.host, config.port, error)
+        return EXIT_REQUEUE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

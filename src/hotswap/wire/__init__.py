@@ -1,0 +1,1 @@
+"""How the processes of a job talk: authentication, frames, typed messages, links. Free of torch."""

@@ -1,0 +1,160 @@
+"""Links between two processes: an asyncio one for agents and the coordinator, a blocking one for workers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
+
+from hotswap.errors import PeerUnreachable
+from hotswap.wire.codec import Codec
+from hotswap.wire.frames import FrameReader, FrameWriter
+
+T = TypeVar("T")
+CHUNK = 256 * 1024
+QUEUE_MAX = 100_000
+FDS_MAX = 16
+
+
+class AsyncLink(Generic[T]):
+    """One authenticated or private connection in an asyncio program. Sending never blocks; a stuck peer fills the queue and is cut off."""
+
+    def __init__(self, sock: socket.socket, codec: Codec[Any], *, send_key: bytes | None = None, receive_key: bytes | None = None) -> None:
+        """*sock* is connected and becomes non-blocking; the link owns it."""
+        sock.setblocking(False)
+        self._sock = sock
+        self._codec = codec
+        self._writer = FrameWriter(send_key)
+        self._reader = FrameReader(receive_key)
+        self._inbox: deque[Any] = deque()
+        self._outbox: deque[tuple[bytes, tuple[int, ...]]] = deque()
+        self._wake = asyncio.Event()
+        self._sender: asyncio.Task[None] | None = None
+        self.closed = False
+
+    def send(self, message: T, fds: Sequence[int] = ()) -> None:
+        """Queue *message*; *fds* (unix sockets only) travel with it. Silently dropped once the link is closed: the reader reports that."""
+        if self.closed:
+            return
+        if len(self._outbox) >= QUEUE_MAX:
+            self.close()
+            return
+        self._outbox.append((self._writer.frame(self._codec.encode(message)), tuple(fds)))
+        if self._sender is None:
+            self._sender = asyncio.get_running_loop().create_task(self._drain())
+        self._wake.set()
+
+    async def _drain(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while not self.closed:
+                while self._outbox:
+                    data, fds = self._outbox.popleft()
+                    if fds:
+                        await self._send_with_fds(data, fds)
+                        continue
+                    while self._outbox and not self._outbox[0][1] and len(data) < CHUNK:
+                        data += self._outbox.popleft()[0]
+                    await loop.sock_sendall(self._sock, data)
+                self._wake.clear()
+                await self._wake.wait()
+        except OSError:
+            self.close()
+
+    async def _send_with_fds(self, data: bytes, fds: tuple[int, ...]) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                sent = socket.send_fds(self._sock, [data], list(fds))
+                break
+            except (BlockingIOError, InterruptedError):
+                writable = loop.create_future()
+                loop.add_writer(self._sock, lambda f=writable: f.done() or f.set_result(None))
+                await writable
+                loop.remove_writer(self._sock)
+        await loop.sock_sendall(self._sock, data[sent:])
+
+    async def receive(self) -> T:
+        """Next message; PeerUnreachable at the end of the connection, ProtocolError for anything that must not be obeyed."""
+        loop = asyncio.get_running_loop()
+        while not self._inbox:
+            try:
+                data = await loop.sock_recv(self._sock, CHUNK)
+            except OSError as error:
+                await self._release()
+                raise PeerUnreachable(f"connection lost: {error}") from None
+            if not data:
+                await self._release()
+                raise PeerUnreachable("connection closed by the peer")
+            self._inbox.extend(self._codec.decode(payload) for payload in self._reader.feed(data))
+        message: T = self._inbox.popleft()
+        return message
+
+    async def flush(self, timeout_s: float) -> None:
+        """Wait until everything queued is with the kernel, at most *timeout_s* seconds."""
+        end = asyncio.get_running_loop().time() + timeout_s
+        while self._outbox and not self.closed and asyncio.get_running_loop().time() < end:
+            await asyncio.sleep(0.001)
+
+    def close(self) -> None:
+        """End the connection; what is queued is lost. The receiving side of this link sees the end and frees the descriptor."""
+        if self.closed:
+            return
+        self.closed = True
+        self._wake.set()
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    async def _release(self) -> None:
+        """Free the descriptor once the event loop watches it no longer: its number may be reused at once."""
+        self.close()
+        if self._sender is not None:
+            await self._sender
+        self._sock.close()
+
+
+class WorkerLink:
+    """The worker's end of the socket pair to its agent. Any thread may send; one thread receives."""
+
+    def __init__(self, sock: socket.socket, codec: Codec[Any]) -> None:
+        """*sock*: the connected unix stream socket the worker was started with."""
+        sock.setblocking(True)
+        self._sock = sock
+        self._codec = codec
+        self._writer = FrameWriter(None)
+        self._reader = FrameReader(None)
+        self._lock = threading.Lock()
+        self._inbox: deque[Any] = deque()
+        self.fds: deque[int] = deque()
+
+    def send(self, message: Any) -> None:
+        """Send *message*; PeerUnreachable when the agent is gone."""
+        frame = self._codec.encode(message)
+        try:
+            with self._lock:
+                self._sock.sendall(self._writer.frame(frame))
+        except OSError as error:
+            raise PeerUnreachable(f"this node's agent is gone: {error}") from None
+
+    def receive(self) -> Any:
+        """Next message; file descriptors that came along are appended to ``fds`` in order. PeerUnreachable when the agent is gone."""
+        while not self._inbox:
+            try:
+                data, fds, _flags, _address = socket.recv_fds(self._sock, CHUNK, FDS_MAX)
+            except OSError as error:
+                raise PeerUnreachable(f"this node's agent is gone: {error}") from None
+            self.fds.extend(fds)
+            if not data:
+                raise PeerUnreachable("this node's agent is gone")
+            self._inbox.extend(self._codec.decode(payload) for payload in self._reader.feed(data))
+        return self._inbox.popleft()
+
+    def close(self) -> None:
+        """Close the socket and any descriptor nobody took."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()

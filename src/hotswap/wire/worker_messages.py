@@ -1,0 +1,140 @@
+"""What a worker and its agent say to each other over their socket pair."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Union
+
+from hotswap.core.keep import GroupState
+from hotswap.core.messages import Fence, Go, KvGet, KvSet, KvValue
+from hotswap.core.types import Generation, Slot, SourceKind, Step
+
+# --- worker to agent ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Built:
+    """Model and optimizer exist, the worker waits for its first plan. ``shape`` and ``peers`` as in WorkerBuilt."""
+
+    shape: str
+    peers: tuple[Slot, ...]
+    rehearsed: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reserve:
+    """Ask for snapshot memory: *buffers* buffers of *nbytes* bytes each. Answered by Granted."""
+
+    nbytes: int
+    buffers: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SnapshotBegin:
+    """*buffer* is about to be overwritten: what was in it no longer counts."""
+
+    buffer: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SnapshotDone:
+    """The snapshot of *step* is complete in *buffer*: ``[shared section | unique section]``."""
+
+    generation: Generation
+    step: Step
+    buffer: int
+    shared_nbytes: int
+    unique_nbytes: int
+    durable: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parked:
+    """The main thread has left the old generation. ``groups``: what it did in each of its process groups."""
+
+    generation: Generation
+    step: Step
+    dirty: bool
+    torn: bool
+    groups: dict[str, GroupState]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Connected:
+    """All groups are formed."""
+
+    generation: Generation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restored:
+    """The state of the resume step is loaded; ``step`` is where this worker now stands."""
+
+    generation: Generation
+    step: Step
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trouble:
+    """A collective failed though nobody has announced a failure."""
+
+    generation: Generation
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failed:
+    """The script raised; ``restore`` if it was the restore of a snapshot that failed, not the script."""
+
+    generation: Generation
+    detail: str
+    restore: bool = False
+
+
+FromWorker = Union[Built, Reserve, SnapshotBegin, SnapshotDone, Parked, Connected, Restored, Trouble, Failed, KvSet, KvGet]
+
+# --- agent to worker ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Granted:
+    """Snapshot memory; the buffers' file descriptors come with the frame."""
+
+    nbytes: int
+    buffers: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """The plan for this worker: form the groups of *generation*, then be at *resume_step*.
+
+    ``buffer``: which of the granted buffers holds the snapshot of that step, -1 if none does.
+    """
+
+    generation: Generation
+    resume_step: Step
+    source: SourceKind
+    keep: tuple[str, ...]
+    buffer: int = -1
+    shared_nbytes: int = 0
+    unique_nbytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Acked:
+    """The snapshot of *step* is complete here and at the holder; *free* is the buffer for the snapshot after it."""
+
+    generation: Generation
+    step: Step
+    free: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finish:
+    """The job is over or this worker is not needed: leave with *exit_code*."""
+
+    exit_code: int
+    reason: str
+
+
+ToWorker = Union[Fence, Granted, Load, Go, Acked, KvValue, Finish]
