@@ -61,11 +61,17 @@ class Ledger:
             return None
         node, item = min(replicas.items())
         if item.shared_nbytes == 0:
-            return Source(kind=SourceKind.REPLICA, unique_from=node)
+            return Source(kind=SourceKind.REPLICA, unique_from=node, unique_nbytes=item.unique_nbytes)
         for peer in self.peers.get(slot, ()):
             if peer != slot and step in self.own.get(peer, {}):
-                peer_node = self.own[peer][step][0]
-                return Source(kind=SourceKind.REPLICA, unique_from=node, shared_from=peer_node, shared_slot=peer)
+                return Source(
+                    kind=SourceKind.REPLICA,
+                    unique_from=node,
+                    unique_nbytes=item.unique_nbytes,
+                    shared_from=self.own[peer][step][0],
+                    shared_slot=peer,
+                    shared_nbytes=item.shared_nbytes,
+                )
         return None
 
 

@@ -129,10 +129,12 @@ class Source:
     """How one slot gets its state back.
 
     ``unique_from``: node whose replica holds the unique section. ``shared_from``/``shared_slot``: node and slot whose own
-    snapshot holds the shared section; empty when there is none.
+    snapshot holds the shared section; empty when there is none. Lengths in bytes.
     """
 
     kind: SourceKind
     unique_from: NodeId = ""
+    unique_nbytes: int = 0
     shared_from: NodeId = ""
     shared_slot: Slot = -1
+    shared_nbytes: int = 0

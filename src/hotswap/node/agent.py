@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from hotswap.config import AgentConfig
 from hotswap.core import messages as m
 from hotswap.core.rendezvous import RendezvousTable
 from hotswap.core.types import Generation, NodeId, Slot, Step, node_id
-from hotswap.errors import EXIT_OK, EXIT_REQUEUE, HotswapError, PeerFault
+from hotswap.errors import EXIT_OK, EXIT_REQUEUE, HotswapError
 from hotswap.node.control import ControlChannel
 from hotswap.node.memory_keeper import MemoryKeeper
 from hotswap.node.process import die_with_parent, set_up_logging
@@ -45,7 +46,7 @@ class Agent:
         self.training = False
         self.plan: m.Plan | None = None
         self.workers: dict[Slot, WorkerProcess] = {}
-        self.memory = MemoryKeeper(config, self._replicated, self._replication_stalled)
+        self.memory = MemoryKeeper(config, node, self._replicated, self._replication_stalled)
         self.pool = WorkerPool(config, node, self._on_worker_message, self._on_worker_end)
         self.control = ControlChannel(config, self._register, self._on_coordinator_message)
         self.rendezvous: RendezvousTable[Slot] = RendezvousTable()
@@ -54,6 +55,7 @@ class Agent:
         self._fence_answered = False
         self._spare_respawns = 0
         self._park_timer: asyncio.TimerHandle | None = None
+        self._fence: m.Fence | None = None
         self._restored: dict[Slot, Step] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._exit: asyncio.Future[int] | None = None
@@ -148,6 +150,7 @@ class Agent:
 
     def _accept(self, fence: m.Fence) -> None:
         """Leave the old generation: from here on nothing of it can become valid on this node."""
+        self._fence = fence
         self.generation, self.places = fence.generation, fence.places
         self.training, self.plan, self._fence_answered = False, None, False
         self._restored.clear()
@@ -189,6 +192,8 @@ class Agent:
         worker = self.pool.spawn(slot, self.generation, rehearse=not self.active)
         worker.fenced = self.generation
         self.workers[slot] = worker
+        if self._fence is not None:
+            worker.link.send(self._fence)
 
     def _arm_park_timer(self) -> None:
         if self._park_timer is not None:
@@ -206,7 +211,7 @@ class Agent:
         return [worker for worker in self.workers.values() if worker.alive and worker.loaded and worker.parked is None]
 
     def _answer_fence(self) -> None:
-        if self._unparked() or not self.memory.quiet():
+        if self._unparked():
             return
         self._fence_answered = True
         states = [state for worker in self.workers.values() if worker.alive and (state := worker.state()) is not None]
@@ -227,7 +232,7 @@ class Agent:
         if plan.generation != self.generation or self.plan is not None:
             return
         self.plan = plan
-        self.memory.adopt_plan(plan)
+        self.memory.adopt_plan(plan, self.workers if self.active else ())
         if self.active:
             for worker in self.workers.values():
                 self._spawn_task(self._load(worker, plan))
@@ -236,39 +241,37 @@ class Agent:
         """Bring the slot's bytes into this node's memory, then tell the worker where they are."""
         source = plan.sources[worker.slot]
         try:
-            located = await self.memory.locate(worker.slot, source, plan)
-        except PeerFault as error:
-            log.warning("slot %d: fetch failed: %s", worker.slot, error)
-            self._restore_failed(worker.slot, plan.generation, str(error))
-            return
+            located = await self.memory.locate(worker.slot, source, plan.resume_step)
         except HotswapError as error:
             self._restore_failed(worker.slot, plan.generation, str(error))
             return
         if plan.generation != self.generation or not worker.alive:
             return
-        if located is not None and worker.loaded == 0:
+        if located is not None and not worker.granted:
             self._grant(worker)
         worker.loaded = plan.generation
-        buffer, shared_nbytes, unique_nbytes = located or (-1, 0, 0)
-        worker.link.send(
-            w.Load(
-                generation=plan.generation,
-                resume_step=plan.resume_step,
-                source=source.kind,
-                keep=plan.keep,
-                buffer=buffer,
-                shared_nbytes=shared_nbytes,
-                unique_nbytes=unique_nbytes,
+        load = w.Load(generation=plan.generation, resume_step=plan.resume_step, source=source.kind, keep=plan.keep, free=0)
+        if located is not None:
+            load = replace(
+                load,
+                free=self.memory.free(worker.slot),
+                buffer=located.buffer,
+                shared_nbytes=located.shared_nbytes,
+                unique_nbytes=located.unique_nbytes,
             )
-        )
+        elif worker.granted:
+            load = replace(load, free=self.memory.free(worker.slot))
+        worker.link.send(load)
 
     def _restore_failed(self, slot: Slot, generation: Generation, detail: str) -> None:
         if generation == self.generation:
             self.control.send(m.RestoreFailed(slot=slot, generation=generation, detail=detail))
 
     def _grant(self, worker: WorkerProcess) -> None:
+        worker.granted = True
         files = self.memory.buffers(worker.slot)
-        worker.link.send(w.Granted(nbytes=files[0].nbytes, buffers=len(files)), fds=[file.fd for file in files])
+        granted = w.Granted(nbytes=files[0].nbytes, buffers=len(files), free=self.memory.free(worker.slot))
+        worker.link.send(granted, fds=[file.fd for file in files])
 
     def _on_go(self, go: m.Go) -> None:
         if go.generation != self.generation:
@@ -292,7 +295,7 @@ class Agent:
         elif isinstance(message, w.SnapshotBegin):
             self.memory.snapshot_begin(slot, message.buffer)
         elif isinstance(message, w.SnapshotDone):
-            self.memory.snapshot_done(slot, message, fresh=self.plan is not None and not self.training)
+            self.memory.snapshot_done(slot, message)
         elif isinstance(message, w.Parked):
             self._on_parked(worker, message)
         elif isinstance(message, w.Connected):
@@ -327,7 +330,7 @@ class Agent:
     def _on_restored(self, slot: Slot, message: w.Restored) -> None:
         if message.generation == self.generation and self.plan is not None:
             self._restored[slot] = message.step
-            self.memory.replicate_restored(slot, message.step, self.plan)
+            self.memory.ensure_replicated(slot, message.step, self.plan)
             self._ready_if(slot)
 
     def _ready_if(self, slot: Slot) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from hotswap.core.types import Generation, Slot, Step, WorkerState
+from hotswap.core.types import Generation, Slot, WorkerState
 from hotswap.wire import worker_messages as w
 from hotswap.wire.links import AsyncLink
 
@@ -22,13 +22,13 @@ class WorkerProcess:
     pid: int = 0
     fenced: Generation = 0
     loaded: Generation = 0
+    granted: bool = False
     built: w.Built | None = None
     parked: w.Parked | None = None
     detail: str = ""
     status: int | None = None
     drained: bool = False
     unwanted: bool = False
-    acked: dict[Generation, Step] = field(default_factory=dict)
 
     @property
     def alive(self) -> bool:

@@ -98,23 +98,25 @@ FromWorker = Union[Built, Reserve, SnapshotBegin, SnapshotDone, Parked, Connecte
 
 @dataclass(frozen=True, kw_only=True)
 class Granted:
-    """Snapshot memory; the buffers' file descriptors come with the frame."""
+    """Snapshot memory; the buffers' file descriptors come with the frame. The next snapshot goes to buffer *free*."""
 
     nbytes: int
     buffers: int
+    free: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
     """The plan for this worker: form the groups of *generation*, then be at *resume_step*.
 
-    ``buffer``: which of the granted buffers holds the snapshot of that step, -1 if none does.
+    ``buffer``: which of the granted buffers holds the snapshot of that step, -1 if none does; ``free``: where the next goes.
     """
 
     generation: Generation
     resume_step: Step
     source: SourceKind
     keep: tuple[str, ...]
+    free: int
     buffer: int = -1
     shared_nbytes: int = 0
     unique_nbytes: int = 0

@@ -1,0 +1,78 @@
+"""The agent's channel to the coordinator: connects, registers, and does both again whenever the connection ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from hotswap.config import AgentConfig
+from hotswap.core import messages as m
+from hotswap.errors import AuthError, HotswapError
+from hotswap.wire.channels import control_codec
+from hotswap.wire.handshake import open_link
+from hotswap.wire.links import AsyncLink
+
+log = logging.getLogger("hotswap.control")
+RETRY_FIRST_S = 0.02
+RETRY_MAX_S = 1.0
+
+
+class ControlChannel:
+    """What is sent while there is no coordinator is dropped: the next registration says all that still matters."""
+
+    def __init__(self, config: AgentConfig, register: Callable[[], m.Register], receive: Callable[[Any], None]) -> None:
+        """*register* makes the first message of every connection; *receive* gets every message of the coordinator."""
+        self._config = config
+        self._register = register
+        self._receive = receive
+        self._link: AsyncLink[Any] | None = None
+
+    @property
+    def connected(self) -> bool:
+        """Whether a coordinator hears this agent."""
+        return self._link is not None
+
+    def send(self, message: Any) -> None:
+        """Tell the coordinator, if there is one."""
+        if self._link is not None:
+            self._link.send(message)
+
+    async def run(self) -> None:
+        """Serve for ever. AuthError (this agent has another job's token) is the only way out."""
+        delay = RETRY_FIRST_S
+        while True:
+            try:
+                link = await self._open()
+                delay = RETRY_FIRST_S
+                await self._serve(link)
+            except AuthError:
+                raise
+            except HotswapError as error:
+                log.info("coordinator: %s; training goes on without it", error)
+            finally:
+                self._link = None
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, RETRY_MAX_S)
+
+    async def _open(self) -> AsyncLink[Any]:
+        config = self._config
+        return await open_link(
+            config.coordinator_host, config.coordinator_port, control_codec(), config.token, config.timing.connect_s
+        )
+
+    async def _serve(self, link: AsyncLink[Any]) -> None:
+        link.send(self._register())
+        self._link = link
+        try:
+            while True:
+                self._receive(await link.receive())
+        finally:
+            link.close()
+
+    async def close(self) -> None:
+        """Let the last words out."""
+        if self._link is not None:
+            await self._link.flush(self._config.timing.connect_s)
+            self._link.close()

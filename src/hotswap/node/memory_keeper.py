@@ -1,0 +1,289 @@
+"""The agent's memory at work: announces, replicates, locates and, when asked, makes durable what its workers snapshot."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from hotswap.config import AgentConfig
+from hotswap.core.messages import Plan
+from hotswap.core.types import Endpoint, Generation, Held, HeldKind, NodeId, Slot, Source, SourceKind, Step
+from hotswap.errors import Fenced, HotswapError, PeerFault
+from hotswap.replication import durable_index
+from hotswap.replication.buffers import Located
+from hotswap.replication.memory import MemoryFile
+from hotswap.replication.sections import NotHeld, SectionId, SectionKind
+from hotswap.replication.transfer import TransferClient, TransferServer
+from hotswap.replication.vault import Vault
+from hotswap.wire import worker_messages as w
+
+log = logging.getLogger("hotswap.memory")
+GROWTH = 1.25
+"""Room beyond the adopted snapshot: the worker would otherwise reserve again as soon as its state grows."""
+THREADS_MAX = 32
+RETRY_S = 0.05
+CHECKPOINTS_KEPT = 2
+
+
+class MemoryKeeper:
+    """Bookkeeping on the event loop's thread, bytes in a thread pool."""
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        node: NodeId,
+        on_acked: Callable[[Slot, Generation, Step, int], None],
+        on_stalled: Callable[[Slot, Generation, str], None],
+    ) -> None:
+        """*on_acked*: slot, generation, step and the next free buffer, when a snapshot is complete in both places."""
+        self._config = config
+        self._node = node
+        self._on_acked = on_acked
+        self._on_stalled = on_stalled
+        self.vault = Vault(where=f"in the memory of {node}")
+        self.acked: dict[Slot, Step] = {}
+        self.endpoints: dict[NodeId, Endpoint] = {}
+        self._generation: Generation = 0
+        self._holders: dict[Slot, NodeId] = {}
+        self._server: TransferServer | None = None
+        self._client = TransferClient(token=config.token, streams=config.transfer_streams)
+        self._threads = ThreadPoolExecutor(max_workers=THREADS_MAX, thread_name_prefix="hotswap-transfer")
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        """Open the data port."""
+        self._server = TransferServer(self.vault, token=self._config.token, bind_host=self._config.bind_host)
+        self._server.start()
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where other agents reach this node's memory."""
+        assert self._server is not None
+        return Endpoint(host=self._config.advertise_host, port=self._server.port)
+
+    def close(self) -> None:
+        """Free everything."""
+        for task in self._tasks:
+            task.cancel()
+        self._client.close()
+        if self._server is not None:
+            self._server.close()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        self.vault.close()
+
+    # --- snapshots -------------------------------------------------------------------------------------------------
+
+    def reserve(self, slot: Slot, nbytes: int, buffers: int) -> None:
+        """Memory for a worker's snapshots."""
+        self.vault.reserve(slot, nbytes, buffers)
+
+    def buffers(self, slot: Slot) -> list[MemoryFile]:
+        """The memory files the worker of *slot* writes to, in the order in which it numbers them."""
+        return self.vault.granted(slot)
+
+    def free(self, slot: Slot) -> int:
+        """The buffer for the next snapshot of *slot*."""
+        return self.vault.next_buffer(slot)
+
+    def snapshot_begin(self, slot: Slot, buffer: int) -> None:
+        """A buffer is about to be overwritten."""
+        self.vault.snapshot_begin(slot, buffer)
+
+    def snapshot_done(self, slot: Slot, done: w.SnapshotDone) -> None:
+        """A snapshot is complete: make it count, and send it to the holder."""
+        try:
+            section = self.vault.snapshot_complete(
+                slot,
+                generation=done.generation,
+                step=done.step,
+                buffer=done.buffer,
+                shared_nbytes=done.shared_nbytes,
+                unique_nbytes=done.unique_nbytes,
+            )
+        except Fenced as error:
+            log.info("slot %d: %s", slot, error)
+            return
+        self._start(self._replicate(section))
+
+    def ensure_replicated(self, slot: Slot, step: Step, plan: Plan) -> None:
+        """After a restore: the holder must have *step* again before anyone goes on."""
+        if self.acked.get(slot) == step:
+            return
+        if slot not in plan.push:
+            self._ack(slot, plan.generation, step)
+            return
+        located = self.vault.find(slot, step)
+        if located is not None:
+            section = SectionId(
+                owner=slot,
+                step=step,
+                generation=plan.generation,
+                shared_nbytes=located.shared_nbytes,
+                unique_nbytes=located.unique_nbytes,
+            )
+            self._start(self._replicate(section))
+
+    async def _replicate(self, section: SectionId) -> None:
+        """Push until it is acknowledged or the generation ends; a long failure is reported, for it stops the gate."""
+        slot, generation = section.owner, self._generation
+        holder = self._holders.get(slot)
+        loop = asyncio.get_running_loop()
+        began, reported = loop.time(), False
+        while holder is not None and generation == self._generation:
+            endpoint = self.endpoints.get(holder)
+            try:
+                if endpoint is None:
+                    raise PeerFault(f"the address of holder {holder} is unknown")
+                await loop.run_in_executor(self._threads, self._push, endpoint, section)
+                break
+            except (Fenced, NotHeld) as error:
+                log.info("replica of slot %d at step %d: %s", slot, section.step, error)
+                return
+            except HotswapError as error:
+                if not reported and loop.time() - began > self._config.timing.detection_budget_s:
+                    reported = True
+                    self._on_stalled(slot, generation, f"replica of slot {slot} at step {section.step} to {holder}: {error}")
+            await asyncio.sleep(RETRY_S)
+        if generation == self._generation:
+            self._ack(slot, generation, section.step)
+
+    def _push(self, endpoint: Endpoint, section: SectionId) -> None:
+        self._client.push(endpoint, self.vault, section, deadline_s=self._config.timing.phase_s)
+
+    def _ack(self, slot: Slot, generation: Generation, step: Step) -> None:
+        self.acked[slot] = max(step, self.acked.get(slot, -1))
+        self._on_acked(slot, generation, step, self.vault.next_buffer(slot))
+
+    def all_acked(self, step: Step, slots: Iterable[Slot]) -> bool:
+        """Whether *step* of all *slots* is in two places."""
+        return all(self.acked.get(slot, -1) >= step for slot in slots)
+
+    # --- recovery --------------------------------------------------------------------------------------------------
+
+    def fence(self, generation: Generation) -> None:
+        """End all older generations in this memory."""
+        self._generation = generation
+        self.acked.clear()
+        self._holders = {}
+        self.vault.fence(generation)
+
+    def inventory(self) -> tuple[Held, ...]:
+        """What is complete here."""
+        return self.vault.inventory()
+
+    def adopt_plan(self, plan: Plan, slots: Iterable[Slot]) -> None:
+        """Forget the undone future; free what others now keep."""
+        self._holders = dict(plan.holders)
+        mine = set(slots)
+        for item in self.vault.inventory():
+            self.vault.truncate(item.slot, plan.resume_step)
+            if item.kind is HeldKind.OWN and item.slot not in mine and not _is_source(plan, self._node, item.slot):
+                self.vault.forget(item.slot, HeldKind.OWN)
+
+    async def locate(self, slot: Slot, source: Source, step: Step) -> Located | None:
+        """Bring the state of *step* into the memory granted to *slot*; None when its worker needs none of it."""
+        if source.kind in (SourceKind.FRESH, SourceKind.CHECKPOINT):
+            return None
+        located = self.vault.find(slot, step)
+        if located is not None:
+            return located
+        loop = asyncio.get_running_loop()
+        if source.kind is SourceKind.REPLICA:
+            return await loop.run_in_executor(self._threads, self._fetch, slot, source, step)
+        return await loop.run_in_executor(self._threads, self._regrant, slot, step)
+
+    def _fetch(self, slot: Slot, source: Source, step: Step) -> Located:
+        section = SectionId(
+            owner=slot,
+            step=step,
+            generation=self._generation,
+            shared_nbytes=source.shared_nbytes,
+            unique_nbytes=source.unique_nbytes,
+        )
+        self.vault.reserve(slot, int(GROWTH * (section.shared_nbytes + section.unique_nbytes)), self._buffers_wanted)
+        adoption = self.vault.begin_adoption(section)
+        try:
+            sums = self._take(source.unique_from, slot, step, SectionKind.UNIQUE, adoption.unique)
+            if section.shared_nbytes:
+                self._take(source.shared_from, source.shared_slot, step, SectionKind.SHARED, adoption.shared)
+            return adoption.commit(sums)
+        finally:
+            adoption.abandon()
+
+    def _take(self, node: NodeId, slot: Slot, step: Step, kind: SectionKind, into: memoryview) -> tuple[int, ...] | None:
+        """One section from another node's memory, or from this one's."""
+        if node == self._node:
+            with self.vault.open(slot, step, kind) as lease:
+                lease.verify(f"on {node}")
+                into[:] = lease.view
+                return lease.checksums
+        endpoint = self.endpoints.get(node)
+        if endpoint is None:
+            raise PeerFault(f"the address of {node}, which holds slot {slot} at step {step}, is unknown")
+        return self._client.fetch(endpoint, slot, step, kind, into, deadline_s=self._config.timing.phase_s)
+
+    def _regrant(self, slot: Slot, step: Step) -> Located | None:
+        """The snapshot lies in memory that has been replaced by larger one: move it to where the worker can read it."""
+        try:
+            with self.vault.open(slot, step, SectionKind.UNIQUE, HeldKind.OWN) as unique:
+                section = SectionId(
+                    owner=slot,
+                    step=step,
+                    generation=self._generation,
+                    shared_nbytes=unique.section.shared_nbytes,
+                    unique_nbytes=unique.section.unique_nbytes,
+                )
+                adoption = self.vault.begin_adoption(section)
+                try:
+                    adoption.unique[:] = unique.view
+                    with self.vault.open(slot, step, SectionKind.SHARED, HeldKind.OWN) as shared:
+                        adoption.shared[:] = shared.view
+                    return adoption.commit(unique.checksums)
+                finally:
+                    adoption.abandon()
+        except NotHeld:
+            return None
+
+    @property
+    def _buffers_wanted(self) -> int:
+        return 3 if self._config.checkpoint_interval_steps else 2
+
+    # --- durable checkpoints ---------------------------------------------------------------------------------------
+
+    def checkpoint_step(self) -> Step | None:
+        """The newest durable checkpoint that counts."""
+        if not self._config.checkpoint_dir:
+            return None
+        return durable_index.latest(Path(self._config.checkpoint_dir))
+
+    def commit_checkpoint(self, step: Step, slots: int) -> None:
+        """Every slot's part is on storage: write the manifest, then drop old checkpoints."""
+        if self._config.checkpoint_dir:
+            self._start(self._commit(Path(self._config.checkpoint_dir), step, slots))
+
+    async def _commit(self, directory: Path, step: Step, slots: int) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(self._threads, durable_index.commit, directory, step, slots)
+            await loop.run_in_executor(self._threads, durable_index.prune, directory, CHECKPOINTS_KEPT)
+        except (OSError, HotswapError) as error:
+            log.warning("durable checkpoint of step %d: %s; training goes on without it", step, error)
+
+    def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("replication task failed", exc_info=task.exception())
+
+
+def _is_source(plan: Plan, node: NodeId, slot: Slot) -> bool:
+    """Whether somebody is going to fetch shared state of *slot* from *node*."""
+    return any(source.shared_slot == slot and source.shared_from == node for source in plan.sources.values())

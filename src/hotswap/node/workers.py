@@ -1,0 +1,178 @@
+"""Starting workers and hearing from them, for the agent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hotswap.config import AgentConfig
+from hotswap.core.types import Generation, NodeId, Slot
+from hotswap.errors import HotswapError
+from hotswap.node.spawn import ExecSpawner, ForkServer, SpawnRequest, Spawner
+from hotswap.node.worker_process import WorkerProcess
+from hotswap.session.settings import WorkerSettings
+from hotswap.wire.channels import worker_codec
+from hotswap.wire.links import AsyncLink
+
+log = logging.getLogger("hotswap.workers")
+TARGET = "hotswap.session.worker:main"
+DRAIN_S = 0.2
+"""How long a dead worker's last words are waited for; a grandchild may keep its socket open for ever."""
+END_S = 5.0
+
+
+class WorkerPool:
+    """Spawns worker processes and reports, for each, its messages in order and then its end."""
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        node: NodeId,
+        on_message: Callable[[WorkerProcess, Any], None],
+        on_end: Callable[[WorkerProcess], None],
+    ) -> None:
+        """Nothing is started before ``start``."""
+        self._config = config
+        self._node = node
+        self._on_message = on_message
+        self._on_end = on_end
+        self._spawner: Spawner | None = None
+        self._by_pid: dict[int, WorkerProcess] = {}
+        self._calls: dict[int, Callable[[int], None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Connect to the fork server, or get ready to start processes one by one."""
+        config = self._config
+        if config.fork_server:
+            self._spawner = ForkServer.connect(config.fork_server, config.fork_server_token or config.token)
+        else:
+            self._spawner = ExecSpawner()
+        asyncio.get_running_loop().add_reader(self._spawner.fileno(), self._reap)
+
+    def spawn(self, slot: Slot, generation: Generation, *, rehearse: bool) -> WorkerProcess:
+        """Start the worker of *slot*."""
+        assert self._spawner is not None
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            logs = Path(self._config.log_dir) / self._config.node / f"gen{generation}"
+            logs.mkdir(parents=True, exist_ok=True)
+            request = SpawnRequest(
+                target=TARGET,
+                args=list(self._config.entry),
+                env=self._environment(slot, rehearse),
+                cwd=os.getcwd(),
+                stdout_path=str(logs / f"slot{slot}.out"),
+                stderr_path=str(logs / f"slot{slot}.err"),
+                pgid=os.getpgrp(),
+                fd_names=["HOTSWAP_LINK_FD"],
+            )
+            pid = self._spawner.spawn(request, fds=[theirs.fileno()])
+        finally:
+            theirs.close()
+        worker = WorkerProcess(slot=slot, link=AsyncLink(ours, worker_codec()), pid=pid)
+        self._by_pid[pid] = worker
+        self._start_task(self._listen(worker))
+        return worker
+
+    def call(self, target: str, args: list[Any], fds: list[int], fd_names: list[str], done: Callable[[int], None]) -> None:
+        """Run a function in a process of its own and report its exit status."""
+        assert self._spawner is not None
+        log_path = str(Path(self._config.log_dir) / self._config.node / "helpers.log")
+        request = SpawnRequest(
+            target=target,
+            args=args,
+            env={"OMP_NUM_THREADS": "1"},
+            cwd=os.getcwd(),
+            stdout_path=log_path,
+            stderr_path=log_path,
+            pgid=os.getpgrp(),
+            fd_names=fd_names,
+        )
+        self._calls[self._spawner.spawn(request, fds=fds)] = done
+
+    def _environment(self, slot: Slot, rehearse: bool) -> dict[str, str]:
+        """Torchrun's variables, with ``rank == slot`` for ever, and hotswap's own."""
+        config = self._config
+        width, world = config.nproc_per_node, config.nproc_per_node * config.nodes_active
+        settings = WorkerSettings(
+            slot=slot,
+            world_size=world,
+            link_fd=-1,
+            host=config.advertise_host,
+            rehearse=rehearse,
+            buffers=3 if config.checkpoint_interval_steps else 2,
+            checkpoint_dir=config.checkpoint_dir or "",
+            checkpoint_interval_steps=config.checkpoint_interval_steps,
+            settle_s=config.timing.settle_s,
+            trouble_s=10 * config.timing.detection_budget_s,
+        )
+        own = settings.to_environment()
+        del own["HOTSWAP_LINK_FD"]
+        return {
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+            **config.env,
+            **own,
+            "RANK": str(slot),
+            "WORLD_SIZE": str(world),
+            "LOCAL_RANK": str(slot % width),
+            "LOCAL_WORLD_SIZE": str(width),
+            "GROUP_RANK": str(slot // width),
+            "GROUP_WORLD_SIZE": str(config.nodes_active),
+            "ROLE_RANK": str(slot),
+            "ROLE_WORLD_SIZE": str(world),
+            "TORCHELASTIC_RUN_ID": config.job_id,
+        }
+
+    async def _listen(self, worker: WorkerProcess) -> None:
+        try:
+            while True:
+                self._on_message(worker, await worker.link.receive())
+        except HotswapError as error:
+            log.debug("slot %d: %s", worker.slot, error)
+        worker.drained = True
+        self._report_end(worker)
+
+    def _reap(self) -> None:
+        assert self._spawner is not None
+        for exited in self._spawner.poll():
+            done = self._calls.pop(exited.pid, None)
+            if done is not None:
+                done(exited.status)
+                continue
+            worker = self._by_pid.get(exited.pid)
+            if worker is not None:
+                worker.status = exited.status
+                asyncio.get_running_loop().call_later(DRAIN_S, worker.link.close)
+                self._report_end(worker)
+
+    def _report_end(self, worker: WorkerProcess) -> None:
+        """Only when the process is gone and all it said was heard: a snapshot it announced last still counts."""
+        if worker.status is not None and worker.drained and self._by_pid.pop(worker.pid, None) is not None:
+            self._on_end(worker)
+
+    def _start_task(self, coroutine: Any) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self, workers: list[WorkerProcess]) -> None:
+        """Let the workers leave by themselves for a moment, then end every process this pool started."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + END_S
+        while any(worker.alive for worker in workers) and loop.time() < end:
+            await asyncio.sleep(0.01)
+        for worker in list(self._by_pid.values()):
+            worker.kill()
+        for pid in self._calls:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, 9)
+        if self._spawner is not None:
+            loop.remove_reader(self._spawner.fileno())
+            self._spawner.close()

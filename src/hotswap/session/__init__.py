@@ -1,0 +1,1 @@
+"""The worker's side: the session a training script talks to."""

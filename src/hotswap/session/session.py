@@ -1,0 +1,405 @@
+"""The session: what a training script sees of hotswap.
+
+    session = hotswap.init()
+    session.protect(model=model, optimizer=optimizer, loader=loader, total_steps=total_steps)
+    while session.step < total_steps:
+        with session.attempt() as step:
+            ...
+
+Collectives belong inside an attempt: only there does the loss of a peer become a redo.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hotswap.comm import Groups, add_safe_points
+from hotswap.core.types import Generation, Slot, SourceKind, Step
+from hotswap.errors import Fenced, HotswapError, IntegrityError, PeerFault, UsageError
+from hotswap.integrations import discover
+from hotswap.replication.capture import Capture
+from hotswap.session import faults
+from hotswap.session.mailbox import AgentRendezvous, Mailbox
+from hotswap.session.settings import WorkerSettings
+from hotswap.session.snapshots import Snapshots
+from hotswap.wire import worker_messages as w
+from hotswap.wire.channels import worker_codec
+from hotswap.wire.links import WorkerLink
+
+log = logging.getLogger("hotswap.session")
+NOTICE_S = 0.5
+"""How long an error of the script itself waits for news of a peer's failure that may have caused it."""
+_COMM_WORDS = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer", "process group", "ProcessGroup")
+
+
+class Session:
+    """One worker's part in the job. Made by ``hotswap.init``; all methods are for the thread that trains."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        """Take up the link to the agent and initialise ``torch.distributed``, all groups detached."""
+        self.settings = settings
+        self.slot: Slot = settings.slot
+        self.world_size = settings.world_size
+        self.step: Step = 0
+        self.generation: Generation = 0
+        self.rehearsing = False
+        self._link = WorkerLink(socket.socket(fileno=settings.link_fd), worker_codec())
+        self._mailbox = Mailbox(self._link)
+        self._groups = Groups(slot=self.slot, world_size=self.world_size, host=settings.host, timeout_s=settings.collective_timeout_s)
+        self._groups.install()
+        self._snapshots = Snapshots(self._link, self._mailbox, self.slot, settings.buffers)
+        self._capture: Capture | None = None
+        self._total_steps: Step | None = None
+        self._running = False
+        self._built = False
+        self._in_attempt = False
+        self._gate_passed = False
+        self._dirty = False
+        self._torn = False
+        self._parked = threading.Event()
+        self._parked_for: Generation = 0
+        self._abort_done = threading.Event()
+        self._abort_done.set()
+        self._retiring: threading.Thread | None = None
+        threading.Thread(target=self._listen, name="hotswap-listen", daemon=True).start()
+
+    # --- set-up ----------------------------------------------------------------------------------------------------
+
+    def protect(
+        self,
+        *,
+        model: Any,
+        optimizer: Any,
+        loader: Any = None,
+        scheduler: Any = None,
+        scaler: Any = None,
+        total_steps: int | None = None,
+        extra: dict[str, Any] | None = None,
+    ) -> None:
+        """Say what makes up the state of this worker. Once, after building and before the first attempt.
+
+        *loader*, *scheduler*, *scaler* and the values of *extra* have ``state_dict`` and ``load_state_dict``. With
+        *total_steps* the attempt of the last step ends only when that step is restorable everywhere. UsageError for
+        models and state that cannot be restored exactly.
+        """
+        if self._capture is not None:
+            raise UsageError("protect was called twice; call it once, after model and optimizer are built")
+        stateful = {"loader": loader, "scheduler": scheduler, "scaler": scaler, **(extra or {})}
+        adapters = discover(model, optimizer, **{name: value for name, value in stateful.items() if value is not None})
+        self._capture = Capture(adapters)
+        self._snapshots.capture = self._capture
+        self._total_steps = total_steps
+        for inner in self._capture.optimizers():
+            inner.register_step_pre_hook(self._before_update)
+        for chunk in model if isinstance(model, list | tuple) else [model]:
+            add_safe_points(chunk, self._groups)
+
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of each part of the live state, for proofs of identity."""
+        return self._state().digests()
+
+    def digest(self) -> str:
+        """SHA-256 of the whole live state."""
+        return self._state().digest()
+
+    def _state(self) -> Capture:
+        if self._capture is None:
+            raise UsageError("call session.protect(model=..., optimizer=...) before the first attempt")
+        return self._capture
+
+    # --- attempts --------------------------------------------------------------------------------------------------
+
+    def attempt(self) -> Attempt:
+        """Context manager around one training step; yields the step's number (updates done so far)."""
+        return Attempt(self)
+
+    def _enter(self) -> Step:
+        if self._in_attempt:
+            raise UsageError("attempts do not nest")
+        capture = self._state()
+        if not self._built and not self.rehearsing and self._must_rehearse():
+            self._snapshots.remember_initial()
+            self.rehearsing = self._in_attempt = True
+            self._note_context()
+            return self.step
+        if not self._built:
+            self._report_built(rehearsed=False)
+        if not self._running:
+            self._recover()
+        assert capture is self._capture
+        self._dirty, self._torn, self._gate_passed, self._in_attempt = True, False, False, True
+        self._note_context()
+        return self.step
+
+    def _must_rehearse(self) -> bool:
+        return self.settings.rehearse or any(adapter.needs_rehearsal for adapter in self._state().adapters)
+
+    def _exit(self, error: BaseException | None) -> bool:
+        """End of an attempt; True if *error* was a peer's fault and the step is to be tried again."""
+        self._in_attempt = False
+        if self.rehearsing:
+            return self._end_rehearsal(error)
+        if error is None:
+            try:
+                self._complete()
+                return False
+            except Exception as caught:
+                if not self._is_peers_fault(caught):
+                    raise
+        elif not isinstance(error, Exception) or not self._is_peers_fault(error):
+            return False
+        self._running = False
+        return True
+
+    def _end_rehearsal(self, error: BaseException | None) -> bool:
+        """Undo the rehearsal: its numbers are meaningless, its purpose was warmth."""
+        if error is not None and not isinstance(error, Exception):
+            return False
+        if error is not None:
+            log.warning("the rehearsal failed: %s: %s", type(error).__name__, error)
+        for adapter in self._state().adapters:
+            adapter.reset()
+        self._groups.clear_pending()
+        self._snapshots.restore_initial()
+        self.rehearsing = False
+        self._report_built(rehearsed=error is None)
+        return True
+
+    def _report_built(self, *, rehearsed: bool) -> None:
+        self._built = True
+        adapters = self._state().adapters
+        peers = sorted({peer for adapter in adapters for peer in adapter.peers()} - {self.slot})
+        shape = "-".join(adapter.shape()[:12] for adapter in adapters)
+        self._link.send(w.Built(shape=shape, peers=tuple(peers), rehearsed=rehearsed))
+
+    # --- the update and the commit gate ----------------------------------------------------------------------------
+
+    def _before_update(self, *_: Any) -> None:
+        """Step pre-hook of every inner optimizer: nothing is changed before the gate is passed."""
+        if self.rehearsing:
+            return
+        if not self._in_attempt:
+            raise UsageError("optimizer.step() outside of session.attempt(): that update could not be undone after a failure")
+        self._groups.check()
+        self._pass_gate()
+        self._torn = True
+
+    def _pass_gate(self) -> None:
+        """Passing proves that the state this step starts from is restorable on every slot (see docs/protocol.md)."""
+        if self._gate_passed:
+            return
+        self._snapshots.wait_acked(self.generation, self.step)
+        self._groups.gate()
+        self._mailbox.require(self.generation)
+        self._gate_passed = True
+
+    def _complete(self) -> None:
+        """The script's part of the step is done: snapshot it and count it."""
+        self._groups.check()
+        self._pass_gate()
+        following = self.step + 1
+        written = self._snapshots.write(self.generation, following)
+        # A snapshot becomes valid, or an abort begins: never both. What an aborted collective left is no state.
+        with self._mailbox.lock:
+            self._mailbox.require(self.generation)
+            self._snapshots.announce(written, durable=self._durable(following))
+            self.step = following
+            self._dirty = self._torn = False
+        faults.fault_point("replicate")
+        if following == self._total_steps:
+            self._finish_last()
+
+    def _durable(self, step: Step) -> bool:
+        interval = self.settings.checkpoint_interval_steps
+        return interval > 0 and (step % interval == 0 or step == self._total_steps)
+
+    def _finish_last(self) -> None:
+        """Stay until the last step is restorable everywhere; after that no failure can take it back."""
+        while self.step == self._total_steps:
+            try:
+                self._snapshots.wait_acked(self.generation, self.step)
+                self._groups.gate()
+                return
+            except Exception as error:
+                if not self._is_peers_fault(error):
+                    raise
+                self._recover()
+
+    # --- failure and recovery --------------------------------------------------------------------------------------
+
+    def _is_peers_fault(self, error: BaseException) -> bool:
+        """Whether *error* came with the end of the generation, or the end of the generation follows from it."""
+        if self._mailbox.fenced(self.generation):
+            return True
+        if not _looks_like_communication(error):
+            return self._mailbox.wait_fenced(self.generation, NOTICE_S)
+        self._link.send(w.Trouble(generation=self.generation, detail=f"{type(error).__name__}: {error}"[:500]))
+        return self._mailbox.wait_fenced(self.generation, self.settings.trouble_s)
+
+    def _recover(self) -> None:
+        """Go through fence, plan, connect and restore until a generation trains."""
+        while True:
+            self._running = False
+            try:
+                self._apply(self._await_load())
+            except IntegrityError as error:
+                self._link.send(w.Failed(generation=self.generation, detail=str(error), restore=True))
+                self._mailbox.wait_fenced(self.generation, self.settings.trouble_s)
+                continue
+            except Exception as error:
+                if not self._is_peers_fault(error):
+                    raise
+                continue
+            self._running = True
+            return
+
+    def _await_load(self) -> w.Load:
+        """Leave the old generation, in order, and wait for the plan of the new one."""
+        while True:
+            told = self._mailbox.generation_told
+            try:
+                if self.generation and told > max(self._parked_for, self.generation):
+                    self._park(told)
+                return self._mailbox.wait(told, lambda: self._mailbox.load)
+            except Fenced:
+                continue
+
+    def _park(self, told: Generation) -> None:
+        self._parked.set()
+        while not self._abort_done.wait(1.0):
+            if self._mailbox.gone:
+                raise PeerFault(self._mailbox.gone)
+        self._parked_for = told
+        self._link.send(
+            w.Parked(generation=told, step=self.step, dirty=self._dirty, torn=self._torn, groups=self._groups.counts())
+        )
+
+    def _apply(self, load: w.Load) -> None:
+        """Bring this worker into the generation of *load*."""
+        keep = frozenset(load.keep)
+        # Together, or a fence between the two would find nothing to abort.
+        with self._mailbox.lock:
+            self._mailbox.require(load.generation)
+            self.generation = load.generation
+            self._parked.clear()
+        self._join_retirement()
+        self._groups.detach(keep)
+        self._groups.clear_pending()
+        capture = self._state()
+        for adapter in capture.adapters:
+            adapter.reset()
+        self._groups.connect(load.generation, AgentRendezvous(self._link, self._mailbox, load.generation), keep)
+        self._link.send(w.Connected(generation=load.generation))
+        self._restore(load, capture)
+        self._link.send(w.Restored(generation=load.generation, step=self.step))
+        self._mailbox.wait(load.generation, lambda: self._mailbox.go == load.generation or None)
+        self._retiring = threading.Thread(target=self._groups.retire, name="hotswap-retire", daemon=True)
+        self._retiring.start()
+
+    def _restore(self, load: w.Load, capture: Capture) -> None:
+        """Be at the resume step: tensors, random states, loader, and the model parameters that follow from them."""
+        self._torn = self._torn or load.source not in (SourceKind.LIVE, SourceKind.FRESH)
+        if load.source is SourceKind.CHECKPOINT:
+            self._snapshots.load_durable(self.settings.checkpoint_dir, load.resume_step)
+        elif load.buffer >= 0:
+            self._snapshots.read(load, heavy=load.source is not SourceKind.LIVE)
+        for adapter in capture.adapters:
+            if load.source is SourceKind.FRESH:
+                adapter.synchronise()
+            adapter.materialise()
+        self.step = load.resume_step
+        self._torn = self._dirty = False
+        if load.buffer < 0:
+            written = self._snapshots.write(load.generation, load.resume_step)
+            with self._mailbox.lock:
+                self._mailbox.require(load.generation)
+                self._snapshots.announce(written, durable=False)
+
+    def _join_retirement(self) -> None:
+        if self._retiring is not None:
+            self._retiring.join()
+            self._retiring = None
+
+    # --- the listening thread --------------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                message = self._link.receive()
+                if isinstance(message, w.Granted):
+                    self._snapshots.take(message, [self._link.fds.popleft() for _ in range(message.buffers)])
+                if isinstance(message, w.Fence):
+                    self._on_fence(message)
+                else:
+                    self._mailbox.put(message)
+        except HotswapError as error:
+            self._mailbox.close(str(error))
+        except BaseException as error:
+            log.exception("the listening thread failed")
+            self._mailbox.close(f"the listening thread failed: {error}")
+            raise
+
+    def _on_fence(self, fence: w.Fence) -> None:
+        """End the generation: from the moment the mailbox has the fence, nothing of it can become valid."""
+        with self._mailbox.lock:
+            interrupt = 0 < self.generation < fence.generation
+            if interrupt:
+                self._abort_done.clear()
+            self._mailbox.put(fence)
+        if interrupt:
+            self._groups.abort(
+                parked=self._parked,
+                replaced=frozenset(fence.lost),
+                settle_s=self.settings.settle_s,
+                deadline_s=self.settings.abort_s,
+            )
+            self._abort_done.set()
+
+    def _note_context(self) -> None:
+        faults.context.update(slot=self.slot, step=self.step, generation=self.generation, rehearsing=self.rehearsing)
+
+
+class Attempt:
+    """One try at one step."""
+
+    def __init__(self, session: Session) -> None:
+        """Made by ``Session.attempt``."""
+        self._session = session
+
+    def __enter__(self) -> Step:
+        """Recover first if need be; the step's number."""
+        return self._session._enter()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+        """Count the step, or swallow a peer's failure."""
+        return self._session._exit(error)
+
+
+def _looks_like_communication(error: BaseException) -> bool:
+    kinds = (PeerFault, dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError)
+    return isinstance(error, kinds) or (isinstance(error, RuntimeError) and any(word in str(error) for word in _COMM_WORDS))
+
+
+def init() -> Session:
+    """Start this worker's session, and ``torch.distributed`` with it.
+
+    Under ``hotswap run`` every group is stable across swaps. Started by anything else, the script trains unprotected with
+    the ordinary backend for its device, so that one script serves both. UsageError if torch.distributed is already up.
+    """
+    if dist.is_initialized():
+        raise UsageError("torch.distributed is already initialised; call hotswap.init() instead of init_process_group")
+    settings = WorkerSettings.from_environment(os.environ)
+    if settings is None:
+        from hotswap.session.plain import PlainSession
+
+        return PlainSession()
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    return Session(settings)

@@ -1,0 +1,61 @@
+"""What the agent tells a worker through its environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from hotswap.core.types import Slot
+
+PREFIX = "HOTSWAP_"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSettings:
+    """``rehearse``: run one step on detached groups before reporting built. Times in seconds.
+
+    ``collective_timeout_s``: longest a collective may wait; failures are noticed long before by other means.
+    ``abort_s``: longest the end of a generation may take in this process before the agent replaces it.
+    ``trouble_s``: how long a failed collective waits to be told that a peer is gone before it counts as this script's error.
+    """
+
+    slot: Slot
+    world_size: int
+    link_fd: int
+    host: str = "127.0.0.1"
+    rehearse: bool = False
+    buffers: int = 2
+    checkpoint_dir: str = ""
+    checkpoint_interval_steps: int = 0
+    settle_s: float = 0.05
+    abort_s: float = 10.0
+    trouble_s: float = 50.0
+    collective_timeout_s: float = 600.0
+
+    def to_environment(self) -> dict[str, str]:
+        """For the worker's environment."""
+        return {PREFIX + name.upper(): str(int(value) if isinstance(value, bool) else value) for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> WorkerSettings | None:
+        """Settings of this worker, or None when it was not started by an agent."""
+        if PREFIX + "LINK_FD" not in environment:
+            return None
+
+        def text(name: str) -> str:
+            return environment[PREFIX + name]
+
+        return cls(
+            slot=int(text("SLOT")),
+            world_size=int(text("WORLD_SIZE")),
+            link_fd=int(text("LINK_FD")),
+            host=text("HOST"),
+            rehearse=text("REHEARSE") == "1",
+            buffers=int(text("BUFFERS")),
+            checkpoint_dir=text("CHECKPOINT_DIR"),
+            checkpoint_interval_steps=int(text("CHECKPOINT_INTERVAL_STEPS")),
+            settle_s=float(text("SETTLE_S")),
+            abort_s=float(text("ABORT_S")),
+            trouble_s=float(text("TROUBLE_S")),
+            collective_timeout_s=float(text("COLLECTIVE_TIMEOUT_S")),
+        )
