@@ -99,7 +99,7 @@ class CoordinatorServer:
         except PeerUnreachable as error:
             reason = str(error)
         except (HotswapError, asyncio.TimeoutError, OSError) as error:
-            reason = f"refused: {error or 'no handshake in time'}"
+            reason = f"refused: {str(error) or 'no handshake in time'}"
             log.warning("connection from %s %s", peer, reason)
             self._write("connection_refused", {"peer": peer, "reason": reason})
         finally:

@@ -90,7 +90,7 @@ class Acceptor:
 def _secret(token: str) -> bytes:
     raw = token.encode()
     if len(raw) < TOKEN_BYTES_MIN:
-        raise UsageError(f"the job's token has {len(raw)} bytes, fewer than {TOKEN_BYTES_MIN}: use secrets.token_hex(32)")
+        raise UsageError(f"the job's token has {len(raw)} bytes, use {TOKEN_BYTES_MIN} or more: secrets.token_hex(32)")
     return hashlib.sha256(b"hotswap token\0" + raw).digest()
 
 

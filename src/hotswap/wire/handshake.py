@@ -24,7 +24,7 @@ async def open_link(host: str, port: int, codec: Codec[Any], token: str, timeout
         return await asyncio.wait_for(_initiate(sock, host, port, codec, token), timeout_s)
     except (OSError, asyncio.TimeoutError) as error:
         sock.close()
-        raise PeerUnreachable(f"{host}:{port} cannot be reached: {error or 'no answer in time'}") from None
+        raise PeerUnreachable(f"{host}:{port} cannot be reached: {str(error) or 'no answer in time'}") from None
     except BaseException:
         sock.close()
         raise
@@ -48,7 +48,7 @@ async def accept_link(sock: socket.socket, codec: Codec[Any], token: str, timeou
     try:
         return await asyncio.wait_for(_accept(sock, codec, token), timeout_s)
     except OSError as error:
-        raise PeerUnreachable(f"handshake broken off: {error}") from None
+        raise PeerUnreachable(f"handshake broken off: {str(error) or 'no answer in time'}") from None
 
 
 async def _accept(sock: socket.socket, codec: Codec[Any], token: str) -> AsyncLink[Any]:
