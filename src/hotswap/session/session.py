@@ -68,7 +68,6 @@ class Session:
         self._parked_for: Generation = 0
         self._abort_done = threading.Event()
         self._abort_done.set()
-        self._retiring: threading.Thread | None = None
         threading.Thread(target=self._listen, name="hotswap-listen", daemon=True).start()
 
     # --- set-up ----------------------------------------------------------------------------------------------------
@@ -290,9 +289,7 @@ class Session:
             self._mailbox.require(load.generation)
             self.generation = load.generation
             self._parked.clear()
-        self._join_retirement()
-        self._groups.detach(keep)
-        self._groups.clear_pending()
+            self._groups.detach(keep)
         capture = self._state()
         for adapter in capture.adapters:
             adapter.reset()
@@ -301,8 +298,7 @@ class Session:
         self._restore(load, capture)
         self._link.send(w.Restored(generation=load.generation, step=self.step))
         self._mailbox.wait(load.generation, lambda: self._mailbox.go == load.generation or None)
-        self._retiring = threading.Thread(target=self._groups.retire, name="hotswap-retire", daemon=True)
-        self._retiring.start()
+        self._groups.retire()
 
     def _restore(self, load: w.Load, capture: Capture) -> None:
         """Be at the resume step: tensors, random states, loader, and the model parameters that follow from them."""
@@ -322,11 +318,6 @@ class Session:
             with self._mailbox.lock:
                 self._mailbox.require(load.generation)
                 self._snapshots.announce(written, durable=False)
-
-    def _join_retirement(self) -> None:
-        if self._retiring is not None:
-            self._retiring.join()
-            self._retiring = None
 
     # --- the listening thread --------------------------------------------------------------------------------------
 
