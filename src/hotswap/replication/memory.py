@@ -1,0 +1,131 @@
+"""Anonymous shared memory that outlives no one: a memory file of the kernel, passed on by its descriptor.
+
+There is no name in any file system, so nothing is left behind however its users die, and no size limit of a mount.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+from pathlib import Path
+
+from hotswap.errors import UsageError
+
+NAME_BYTES_MAX = 249
+# From linux/fcntl.h; the fcntl module has them only in some builds.
+F_ADD_SEALS = 1033
+F_GET_SEALS = 1034
+F_SEAL_SHRINK = 2
+F_SEAL_GROW = 4
+_SIZE_SEALS = F_SEAL_SHRINK | F_SEAL_GROW
+
+
+class MemoryFile:
+    """Bytes that several processes can map. Pages are committed at creation and the size is sealed.
+
+    The seal is what makes a mapping safe: touching a page behind a shrunken end kills the process with SIGBUS.
+    """
+
+    def __init__(self, fd: int, nbytes: int) -> None:
+        """Use ``create`` or ``from_fd``; the object owns *fd*."""
+        self._fd = fd
+        self._nbytes = nbytes
+        self._map: mmap.mmap | None = None
+        self._view: memoryview | None = None
+
+    @classmethod
+    def create(cls, name: str, nbytes: int) -> MemoryFile:
+        """New zeroed memory of *nbytes* bytes; *name* shows in ``/proc/<pid>/fd``. UsageError if memory is short."""
+        assert nbytes >= 1, f"a memory file of {nbytes} bytes"
+        available = memory_available_bytes()
+        if nbytes > available:
+            raise _short(name, nbytes, f"{available} bytes are available on this host or in its control group")
+        label = name.encode()[:NAME_BYTES_MAX].decode(errors="ignore")
+        fd = os.memfd_create(label, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.posix_fallocate(fd, 0, nbytes)
+            fcntl.fcntl(fd, F_ADD_SEALS, _SIZE_SEALS)
+        except OSError as error:
+            os.close(fd)
+            raise _short(name, nbytes, str(error)) from None
+        return cls(fd, nbytes)
+
+    @classmethod
+    def from_fd(cls, fd: int) -> MemoryFile:
+        """Memory made by another process; takes ownership of *fd*. UsageError if its size is not sealed."""
+        try:
+            seals = fcntl.fcntl(fd, F_GET_SEALS)
+        except OSError as error:
+            raise UsageError(f"descriptor {fd} is not a memory file: {error}") from None
+        if seals & F_SEAL_SHRINK == 0:
+            raise UsageError(f"descriptor {fd} may be shrunk by others; use MemoryFile.create to make it")
+        return cls(fd, os.fstat(fd).st_size)
+
+    @property
+    def fd(self) -> int:
+        """The descriptor, for passing on and for ``sendfile``."""
+        assert self._fd >= 0, "this memory file is closed"
+        return self._fd
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self._nbytes
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._fd < 0
+
+    def view(self) -> memoryview:
+        """All the bytes, writable and shared with every other process that maps them. Mapped at the first call."""
+        if self._view is None:
+            # Populated now, because otherwise the first snapshot of a run pays for the page faults.
+            self._map = mmap.mmap(self.fd, self._nbytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+            self._view = memoryview(self._map)
+        return self._view
+
+    def close(self) -> None:
+        """Give up this process's hold. Slices of the view that are still in use keep the pages until they go."""
+        if self._fd < 0:
+            return
+        os.close(self._fd)
+        self._fd = -1
+        # A slice someone still holds refuses the release; the mapping then goes when that slice does.
+        with contextlib.suppress(BufferError):
+            if self._view is not None:
+                self._view.release()
+            if self._map is not None:
+                self._map.close()
+        self._view = None
+        self._map = None
+
+
+def memory_available_bytes() -> int:
+    """Bytes that can be had without swapping or meeting the out-of-memory killer, as far as the kernel tells."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    host = int(fields["MemAvailable"].split()[0]) * 1024
+    return min(host, _group_available_bytes(host))
+
+
+def _group_available_bytes(otherwise: int) -> int:
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = (group / "memory.max").read_text().strip()
+        if limit == "max":
+            return otherwise
+        used = int((group / "memory.current").read_text())
+        # The page cache of files counts as used and is given back on demand.
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        return max(0, int(limit) - used + int(stat.get("inactive_file", 0)))
+    except (OSError, ValueError):
+        return otherwise
+
+
+def _short(name: str, nbytes: int, why: str) -> UsageError:
+    return UsageError(
+        f"no memory for {name!r}: {nbytes} bytes asked, {why}. Snapshots need host memory: run fewer workers per node, "
+        "shard the optimizer over more of them, turn durable checkpoints off (one buffer less), or use larger hosts"
+    )
