@@ -31,6 +31,11 @@ class Timing:
         return 0.05
 
     @property
+    def coordinator_s(self) -> float:
+        """Longest time workers wait for a coordinator to come back before their agent gives the job up."""
+        return 600.0
+
+    @property
     def connect_s(self) -> float:
         """Longest time for opening and authenticating one connection."""
         return self.detection_budget_s
@@ -81,6 +86,7 @@ class AgentConfig:
     env: dict[str, str] = field(default_factory=dict)
     log_dir: str
     fork_server: str | None = None
+    fork_server_token: str = field(default="", repr=False)
     preload: tuple[str, ...] = ("torch",)
     timing: Timing = field(default_factory=Timing)
     spare_positions: int = 1

@@ -114,6 +114,14 @@ class Agent:
         while True:
             await asyncio.sleep(self.config.timing.heartbeat_s)
             self._heartbeat()
+            self._require_coordinator()
+
+    def _require_coordinator(self) -> None:
+        """Training needs no coordinator, but workers that wait for one must not wait for ever."""
+        alone_s = self.control.alone_s
+        if alone_s > self.config.timing.coordinator_s and not self.training:
+            log.error("no coordinator for %.0f s while workers wait for one; giving up, the job can be requeued", alone_s)
+            self._leave(EXIT_REQUEUE)
 
     def _heartbeat(self) -> None:
         self.control.send(m.Heartbeat(generation=self.generation, acked=dict(self.memory.acked)))
@@ -151,6 +159,7 @@ class Agent:
     def _accept(self, fence: m.Fence) -> None:
         """Leave the old generation: from here on nothing of it can become valid on this node."""
         self._fence = fence
+        self.memory.endpoints = fence.endpoints
         self.generation, self.places = fence.generation, fence.places
         self.training, self.plan, self._fence_answered = False, None, False
         self._restored.clear()
@@ -189,7 +198,8 @@ class Agent:
         del self.workers[worker.slot]
 
     def _start_worker(self, slot: Slot) -> None:
-        worker = self.pool.spawn(slot, self.generation, rehearse=not self.active)
+        master = self.memory.endpoints[self.places[0]].host if self.places else self.config.advertise_host
+        worker = self.pool.spawn(slot, self.generation, rehearse=not self.active, master=master)
         worker.fenced = self.generation
         self.workers[slot] = worker
         if self._fence is not None:
@@ -361,13 +371,15 @@ class Agent:
         log.info("worker of slot %d ended: %s", slot, worker.describe_end())
         if not self.active:
             self._respawn_spare(worker)
-        elif worker.status == 0 and worker.loaded:
+        elif worker.status == 0:
             self._finished.add(slot)
             self.control.send(m.WorkerFinished(slot=slot, generation=worker.fenced))
         else:
             self._lost.add(slot)
-            status = worker.status if worker.status else EXIT_REQUEUE
-            self.control.send(m.WorkerLost(slot=slot, generation=worker.fenced, status=status, detail=worker.describe_end()))
+            assert worker.status is not None
+            self.control.send(
+                m.WorkerLost(slot=slot, generation=worker.fenced, status=worker.status, detail=worker.describe_end())
+            )
             if not self._fence_answered:
                 self._answer_fence()
 

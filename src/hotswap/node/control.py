@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -28,11 +29,12 @@ class ControlChannel:
         self._register = register
         self._receive = receive
         self._link: AsyncLink[Any] | None = None
+        self._alone_since = time.monotonic()
 
     @property
-    def connected(self) -> bool:
-        """Whether a coordinator hears this agent."""
-        return self._link is not None
+    def alone_s(self) -> float:
+        """For how long no coordinator has heard this agent, 0 while one does."""
+        return 0.0 if self._link is not None else time.monotonic() - self._alone_since
 
     def send(self, message: Any) -> None:
         """Tell the coordinator, if there is one."""
@@ -51,8 +53,6 @@ class ControlChannel:
                 raise
             except HotswapError as error:
                 log.info("coordinator: %s; training goes on without it", error)
-            finally:
-                self._link = None
             await asyncio.sleep(delay)
             delay = min(2 * delay, RETRY_MAX_S)
 
@@ -70,6 +70,8 @@ class ControlChannel:
                 self._receive(await link.receive())
         finally:
             link.close()
+            self._link = None
+            self._alone_since = time.monotonic()
 
     async def close(self) -> None:
         """Let the last words out."""

@@ -56,8 +56,8 @@ class WorkerPool:
             self._spawner = ExecSpawner()
         asyncio.get_running_loop().add_reader(self._spawner.fileno(), self._reap)
 
-    def spawn(self, slot: Slot, generation: Generation, *, rehearse: bool) -> WorkerProcess:
-        """Start the worker of *slot*."""
+    def spawn(self, slot: Slot, generation: Generation, *, rehearse: bool, master: str) -> WorkerProcess:
+        """Start the worker of *slot*; *master* is the address of the node of slot 0."""
         assert self._spawner is not None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -66,7 +66,7 @@ class WorkerPool:
             request = SpawnRequest(
                 target=TARGET,
                 args=list(self._config.entry),
-                env=self._environment(slot, rehearse),
+                env=self._environment(slot, rehearse, master),
                 cwd=os.getcwd(),
                 stdout_path=str(logs / f"slot{slot}.out"),
                 stderr_path=str(logs / f"slot{slot}.err"),
@@ -97,7 +97,7 @@ class WorkerPool:
         )
         self._calls[self._spawner.spawn(request, fds=fds)] = done
 
-    def _environment(self, slot: Slot, rehearse: bool) -> dict[str, str]:
+    def _environment(self, slot: Slot, rehearse: bool, master: str) -> dict[str, str]:
         """Torchrun's variables, with ``rank == slot`` for ever, and hotswap's own."""
         config = self._config
         width, world = config.nproc_per_node, config.nproc_per_node * config.nodes_active
@@ -117,6 +117,8 @@ class WorkerPool:
         del own["HOTSWAP_LINK_FD"]
         return {
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+            "MASTER_ADDR": master,
+            "MASTER_PORT": "29500",
             **config.env,
             **own,
             "RANK": str(slot),
