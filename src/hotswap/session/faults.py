@@ -1,0 +1,116 @@
+"""Deaths on order, for demonstrations and tests: a worker kills itself, or its node, at a named moment of a step.
+
+Armed by ``HOTSWAP_FAULTS``, a JSON list of objects with
+
+    step, moment, slot   when and where
+    scope                "worker": this process; "node": its whole process group
+    occurrence           how often the moment passes unharmed within the attempt before (for moments that come once per
+                         microbatch), 0 by default
+    generation           the generation in which it strikes, 1 by default: the redone step passes unharmed
+
+Unarmed, a fault point costs one call and one check.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hotswap.errors import UsageError
+
+MOMENTS = ("forward", "backward", "reduce", "optimizer", "gather", "replicate")
+SCOPES = ("worker", "node")
+FAULTS = "HOTSWAP_FAULTS"
+FAULT_LOG = "HOTSWAP_FAULT_LOG"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """One death on order; fields as in the module's docstring."""
+
+    step: int
+    moment: str
+    slot: int
+    scope: str = "worker"
+    occurrence: int = 0
+    generation: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse what could never strike, or would strike something else."""
+        if self.moment not in MOMENTS:
+            raise UsageError(f"{FAULTS}: no moment {self.moment!r}; there are {', '.join(MOMENTS)}")
+        if self.scope not in SCOPES:
+            raise UsageError(f"{FAULTS}: no scope {self.scope!r}; there are {', '.join(SCOPES)}")
+
+
+@dataclass(kw_only=True)
+class Context:
+    """Where this worker stands; the session keeps it up to date."""
+
+    slot: int = -1
+    step: int = -1
+    generation: int = 0
+    rehearsing: bool = False
+    passed: Counter[str] = field(default_factory=Counter)
+
+    def update(self, *, slot: int, step: int, generation: int, rehearsing: bool) -> None:
+        """A new attempt begins."""
+        self.slot, self.step, self.generation, self.rehearsing = slot, step, generation, rehearsing
+        self.passed.clear()
+
+
+context = Context()
+_faults: tuple[Fault, ...] | None = None
+
+
+def parse(text: str) -> tuple[Fault, ...]:
+    """Faults of the environment variable's content. UsageError says what is wrong with it."""
+    try:
+        return tuple(Fault(**item) for item in json.loads(text or "[]"))
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{FAULTS} is not a list of faults: {error}") from error
+
+
+def armed(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether any fault is ordered in this process. The environment is read once, when first asked."""
+    global _faults
+    if _faults is None:
+        _faults = parse(environment.get(FAULTS, ""))
+    return bool(_faults)
+
+
+def fault_point(name: str) -> None:
+    """Die here if that was ordered."""
+    if _faults == () or not armed():
+        return
+    assert _faults is not None
+    occurrence = context.passed[name]
+    context.passed[name] += 1
+    if context.rehearsing:
+        return
+    here = (context.step, name, context.slot, occurrence, context.generation)
+    for fault in _faults:
+        if (fault.step, fault.moment, fault.slot, fault.occurrence, fault.generation) == here:
+            _die(fault)
+
+
+def _die(fault: Fault) -> None:
+    note(time=time.time(), kind=fault.scope, slot=fault.slot, moment=fault.moment, step=fault.step)
+    if fault.scope == "node":
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def note(**fields: Any) -> None:
+    """Append one line to the fault log, in one write, before anything dies."""
+    path = os.environ.get(FAULT_LOG)
+    if path:
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        os.write(descriptor, json.dumps(fields).encode() + b"\n")
+        os.close(descriptor)
