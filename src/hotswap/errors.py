@@ -1,16 +1,16 @@
 """Everything hotswap raises on purpose, and whose fault it is.
 
-    HotswapError
-    ├── UsageError            the caller: wrong option, wrong state, unsupported model       exit 2
-    │   └── UnsupportedState  the caller: a state_dict holds something that cannot travel
-    ├── PeerFault             another process: recoverable, never ends this one
-    │   ├── Fenced            this generation is over; park and wait for the next one
-    │   └── PeerUnreachable   a connection to a peer broke or its deadline passed
-    ├── IntegrityError        bytes that are not what they claim to be
-    │   └── LayoutMismatch    state of another shape than the one it should be loaded into
-    ├── ProtocolError         a frame or message that must not be obeyed
-    │   └── AuthError         the other side does not know the job's token
-    └── RecoveryImpossible    no state left to go on from; the job must be requeued          exit 75
+HotswapError
+├── UsageError            the caller: wrong option, wrong state, unsupported model       exit 2
+│   └── UnsupportedState  the caller: a state_dict holds something that cannot travel
+├── PeerFault             another process: recoverable, never ends this one
+│   ├── Fenced            this generation is over; park and wait for the next one
+│   └── PeerUnreachable   a connection to a peer broke or its deadline passed
+├── IntegrityError        bytes that are not what they claim to be
+│   └── LayoutMismatch    state of another shape than the one it should be loaded into
+├── ProtocolError         a frame or message that must not be obeyed
+│   └── AuthError         the other side does not know the job's token
+└── RecoveryImpossible    no state left to go on from; the job must be requeued          exit 75
 """
 
 from __future__ import annotations

@@ -15,7 +15,18 @@ from hotswap.core.detector import SilenceDetector
 from hotswap.core.events import Disconnect, Effect, Event, Exit, FromNode, NodeGone, Record, Send, StopAsked, Tick
 from hotswap.core.keep import groups_to_keep
 from hotswap.core.transitions import TRANSITIONS, Kind, Phase
-from hotswap.core.types import Endpoint, Generation, Membership, NodeId, Role, Slot, Source, SourceKind, Step, node_order
+from hotswap.core.types import (
+    Endpoint,
+    Generation,
+    Membership,
+    NodeId,
+    Role,
+    Slot,
+    Source,
+    SourceKind,
+    Step,
+    node_order,
+)
 from hotswap.errors import EXIT_OK, EXIT_REQUEUE, EXIT_USER_ERROR
 
 _KINDS: dict[type, Kind] = {
@@ -126,7 +137,9 @@ class Coordinator:
             self.detector.heard(event.node, now) if event.node in self.nodes else None
         refusal = self._refusal(event, kind)
         if refusal is not None:
-            return [] if refusal == "" else [Record(event="event_refused", fields={"what": kind.value, "reason": refusal})]
+            return (
+                [] if refusal == "" else [Record(event="event_refused", fields={"what": kind.value, "reason": refusal})]
+            )
         before = self.phase
         self._dispatch(event, now)
         allowed = TRANSITIONS[before, kind]
@@ -223,7 +236,11 @@ class Coordinator:
     def _welcome(self, node: NodeId, message: m.Register, now: float) -> None:
         """A node that arrives while the job runs becomes a spare; so does a member that had been given up."""
         assert self.membership is not None
-        if node in self.membership.places and message.generation < self.membership.generation and self.phase is not Phase.WAITING:
+        if (
+            node in self.membership.places
+            and message.generation < self.membership.generation
+            and self.phase is not Phase.WAITING
+        ):
             # It was told of this generation on a connection that broke; tell it again.
             self._send(node, self._fence_message(node))
             return
@@ -247,7 +264,9 @@ class Coordinator:
     def _form(self, now: float) -> None:
         order = sorted(self.nodes, key=node_order)
         self.membership = Membership(
-            generation=self._newest_generation + 1, places=tuple(order[: self.limits.nodes_active]), width=self.limits.width
+            generation=self._newest_generation + 1,
+            places=tuple(order[: self.limits.nodes_active]),
+            width=self.limits.width,
         )
         self._record("job_started", nodes=list(order), width=self.limits.width)
         self._fence(frozenset(self.membership.slots), "start", now)
@@ -292,7 +311,11 @@ class Coordinator:
         self._peers.setdefault(message.slot, message.peers)
         self._built_at = now
         if self._role(node) is Role.SPARE and len(self.nodes[node].built) % self.limits.width == 0:
-            self._record("spare_ready", node=node, positions=sorted({slot // self.limits.width for slot in self.nodes[node].built}))
+            self._record(
+                "spare_ready",
+                node=node,
+                positions=sorted({slot // self.limits.width for slot in self.nodes[node].built}),
+            )
 
     def _on_worker_lost(self, node: NodeId, message: m.FromAgent, now: float) -> None:
         assert isinstance(message, m.WorkerLost)
@@ -319,7 +342,10 @@ class Coordinator:
         assert isinstance(message, m.WorkerTrouble)
         if self._trouble is None and self.phase not in (Phase.FENCING, Phase.WAITING):
             self._record("worker_trouble", slot=message.slot, node=node, detail=message.detail)
-            self._trouble = (now + self.limits.trouble_grace_s, f"a collective failed on slot {message.slot}: {message.detail}")
+            self._trouble = (
+                now + self.limits.trouble_grace_s,
+                f"a collective failed on slot {message.slot}: {message.detail}",
+            )
 
     def _on_finished(self, node: NodeId, message: m.FromAgent, now: float) -> None:
         assert isinstance(message, m.WorkerFinished)
@@ -331,7 +357,11 @@ class Coordinator:
     def _on_heartbeat(self, node: NodeId, message: m.FromAgent, now: float) -> None:
         assert isinstance(message, m.Heartbeat)
         current = self.membership
-        if current is None or message.generation != current.generation or self.phase not in (Phase.TRAINING, Phase.REDOING):
+        if (
+            current is None
+            or message.generation != current.generation
+            or self.phase not in (Phase.TRAINING, Phase.REDOING)
+        ):
             return
         for slot in current.slots_of(node):
             if slot in message.acked:
@@ -354,7 +384,10 @@ class Coordinator:
             self._record_recovery(self.recovery, now)
 
     def _record_recovery(self, recovery: _Recovery, now: float) -> None:
-        phases = {name: round(recovery.phases_ms.get(name, 0.0), 3) for name in ("fence", "plan", "rebuild", "restore", "redo")}
+        phases = {
+            name: round(recovery.phases_ms.get(name, 0.0), 3)
+            for name in ("fence", "plan", "rebuild", "restore", "redo")
+        }
         total = round(1000 * (now - recovery.started_at), 3)
         self._record(
             "recovery_done",
@@ -371,7 +404,10 @@ class Coordinator:
         assert self.membership is not None
         self._recoveries += 1
         if self._recoveries > self.limits.recoveries_max:
-            self._stop(EXIT_REQUEUE, f"{self._recoveries - 1} recoveries without a newly committed step; the last cause: {cause}")
+            self._stop(
+                EXIT_REQUEUE,
+                f"{self._recoveries - 1} recoveries without a newly committed step; the last cause: {cause}",
+            )
             return
         dead = [position for position, node in enumerate(self.membership.places) if node not in self.nodes]
         fills = self._fill(dead)
@@ -469,7 +505,12 @@ class Coordinator:
             resume_step=choice.step,
             sources=choice.sources,
             holders=holders,
-            push=tuple(slot for slot in holders if choice.step not in ledger.replicas.get(slot, {}) or holders[slot] not in ledger.replicas[slot][choice.step]),
+            push=tuple(
+                slot
+                for slot in holders
+                if choice.step not in ledger.replicas.get(slot, {})
+                or holders[slot] not in ledger.replicas[slot][choice.step]
+            ),
             keep=tuple(sorted(self._keep(recovery))),
         )
         self.acked = {}
@@ -485,7 +526,9 @@ class Coordinator:
         for node, report in recovery.fenced.items():
             if node in self.nodes:
                 ledger.add(node, report.held, self.membership.slots_of(node))
-                ledger.live.update({worker.slot: worker for worker in report.workers if worker.slot not in recovery.lost})
+                ledger.live.update(
+                    {worker.slot: worker for worker in report.workers if worker.slot not in recovery.lost}
+                )
         return ledger
 
     def _without_memory(self, recovery: _Recovery) -> resume.Resume | None:
@@ -507,7 +550,9 @@ class Coordinator:
 
     def _record_plan(self, choice: resume.Resume, plan: m.Plan) -> None:
         sources: dict[str, str] = {str(slot): source.kind.value for slot, source in choice.sources.items()}
-        self._record("recovery_planned", resume_step=choice.step, sources=dict(sources), keep=len(plan.keep), push=len(plan.push))
+        self._record(
+            "recovery_planned", resume_step=choice.step, sources=dict(sources), keep=len(plan.keep), push=len(plan.push)
+        )
         self._record("phase_started", phase="rebuild")
 
     def _on_connected(self, node: NodeId, message: m.FromAgent, now: float) -> None:
@@ -585,14 +630,21 @@ class Coordinator:
 
     def _unbuilt(self) -> list[Slot]:
         assert self.membership is not None
-        return [s for s in self.membership.slots if (n := self.membership.node_of(s)) not in self.nodes or s not in self.nodes[n].built]
+        return [
+            s
+            for s in self.membership.slots
+            if (n := self.membership.node_of(s)) not in self.nodes or s not in self.nodes[n].built
+        ]
 
     def _on_phase_deadline(self, now: float) -> None:
         if self.phase is Phase.FORMING:
             if self._complete_at is not None:
                 self._form(now)
             else:
-                self._stop(EXIT_REQUEUE, f"{len(self.nodes)} of {self.limits.nodes_active} nodes joined within {self.limits.join_s:g} s")
+                self._stop(
+                    EXIT_REQUEUE,
+                    f"{len(self.nodes)} of {self.limits.nodes_active} nodes joined within {self.limits.join_s:g} s",
+                )
         elif self.phase is Phase.RECOLLECTING:
             self._take_over(now)
         elif self.phase is Phase.WAITING:

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from hotswap.core.types import Membership, NodeId, Slot
 
 
-def holder_of(position: int, places: Sequence[NodeId], domains: Mapping[NodeId, str], others: Sequence[NodeId] = ()) -> NodeId | None:
+def holder_of(
+    position: int, places: Sequence[NodeId], domains: Mapping[NodeId, str], others: Sequence[NodeId] = ()
+) -> NodeId | None:
     """The node that keeps the replicas of the node at *position*, or None if no other node is left.
 
     The first node after it on the ring in another fault domain; a node without a label is a domain of its own. If every

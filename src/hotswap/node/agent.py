@@ -103,7 +103,9 @@ class Agent:
             generation=self.generation,
             places=self.places,
             training=self.training,
-            built=tuple(self._built(worker) for worker in self.workers.values() if worker.built is not None and worker.alive),
+            built=tuple(
+                self._built(worker) for worker in self.workers.values() if worker.built is not None and worker.alive
+            ),
             acked=dict(self.memory.acked),
             lost=tuple(sorted(self._lost)),
             finished=tuple(sorted(self._finished)),
@@ -120,7 +122,9 @@ class Agent:
         """Training needs no coordinator, but workers that wait for one must not wait for ever."""
         alone_s = self.control.alone_s
         if alone_s > self.config.timing.coordinator_s and not self.training:
-            log.error("no coordinator for %.0f s while workers wait for one; giving up, the job can be requeued", alone_s)
+            log.error(
+                "no coordinator for %.0f s while workers wait for one; giving up, the job can be requeued", alone_s
+            )
             self._leave(EXIT_REQUEUE)
 
     def _heartbeat(self) -> None:
@@ -225,7 +229,11 @@ class Agent:
             return
         self._fence_answered = True
         states = [state for worker in self.workers.values() if worker.alive and (state := worker.state()) is not None]
-        groups = {worker.slot: worker.parked.groups for worker in self.workers.values() if worker.parked is not None and worker.alive}
+        groups = {
+            worker.slot: worker.parked.groups
+            for worker in self.workers.values()
+            if worker.parked is not None and worker.alive
+        }
         self.control.send(
             m.NodeFenced(
                 generation=self.generation,
@@ -260,7 +268,9 @@ class Agent:
         if located is not None and not worker.granted:
             self._grant(worker)
         worker.loaded = plan.generation
-        load = w.Load(generation=plan.generation, resume_step=plan.resume_step, source=source.kind, keep=plan.keep, free=0)
+        load = w.Load(
+            generation=plan.generation, resume_step=plan.resume_step, source=source.kind, keep=plan.keep, free=0
+        )
         if located is not None:
             load = replace(
                 load,
@@ -313,7 +323,9 @@ class Agent:
         elif isinstance(message, w.Restored):
             self._on_restored(slot, message)
         elif isinstance(message, w.Trouble):
-            self._forward(message.generation, m.WorkerTrouble(slot=slot, generation=message.generation, detail=message.detail))
+            self._forward(
+                message.generation, m.WorkerTrouble(slot=slot, generation=message.generation, detail=message.detail)
+            )
         elif isinstance(message, w.Failed):
             worker.detail = message.detail
             if message.restore:
@@ -389,7 +401,9 @@ class Agent:
         if self._spare_respawns <= RESPAWNS_OF_A_SPARE_MAX:
             self._start_worker(worker.slot)
         else:
-            log.error("workers of this spare failed %d times; it stays warm, without built workers", self._spare_respawns)
+            log.error(
+                "workers of this spare failed %d times; it stays warm, without built workers", self._spare_respawns
+            )
 
     # --- rendezvous ------------------------------------------------------------------------------------------------
 

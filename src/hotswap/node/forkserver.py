@@ -61,7 +61,7 @@ class Server:
         self._wake_in, self._wake_out = socket.socketpair()
         for end in (self._wake_in, self._wake_out):
             end.setblocking(False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGCHLD, _wake)
         signal.set_wakeup_fd(self._wake_out.fileno(), warn_on_full_buffer=False)
 
     def serve(self) -> None:
@@ -84,6 +84,7 @@ class Server:
 
     def close(self) -> None:
         """Kill everything and remove the socket."""
+        signal.set_wakeup_fd(-1)
         for client in list(self._clients.values()):
             self._drop(client)
         self._listener.close()
@@ -146,6 +147,7 @@ class Server:
         code = 1
         try:
             signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             die_with_parent()
             self._close_in_child(fds)
             spawn_child.become(request, fds)
@@ -201,6 +203,10 @@ class Server:
                 os.kill(pid, signal.SIGKILL)
 
 
+def _wake(*_: Any) -> None:
+    """SIGCHLD has to have a handler for the wake-up descriptor to be written."""
+
+
 def _children() -> list[int]:
     return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
 
@@ -228,6 +234,9 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     settings = json.loads(sys.stdin.buffer.readline())
+    # BLAS libraries start their threads on import; workers set their own number afterwards.
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[name] = "1"
     try:
         preload(settings["preload"])
     except (UsageError, ImportError) as error:

@@ -146,7 +146,9 @@ class MemoryKeeper:
             except HotswapError as error:
                 if not reported and loop.time() - began > self._config.timing.detection_budget_s:
                     reported = True
-                    self._on_stalled(slot, generation, f"replica of slot {slot} at step {section.step} to {holder}: {error}")
+                    self._on_stalled(
+                        slot, generation, f"replica of slot {slot} at step {section.step} to {holder}: {error}"
+                    )
             await asyncio.sleep(RETRY_S)
         if generation == self._generation:
             self._ack(slot, generation, section.step)
@@ -214,7 +216,9 @@ class MemoryKeeper:
         finally:
             adoption.abandon()
 
-    def _take(self, node: NodeId, slot: Slot, step: Step, kind: SectionKind, into: memoryview) -> tuple[int, ...] | None:
+    def _take(
+        self, node: NodeId, slot: Slot, step: Step, kind: SectionKind, into: memoryview
+    ) -> tuple[int, ...] | None:
         """One section from another node's memory, or from this one's."""
         if node == self._node:
             with self.vault.open(slot, step, kind) as lease:

@@ -25,4 +25,9 @@ def die_with_parent(number: int = signal.SIGKILL) -> None:
 def set_up_logging() -> None:
     """Plain lines with time on standard error; the launcher sends them to the process' log file."""
     level = os.environ.get("HOTSWAP_LOG_LEVEL", "INFO").upper()
-    logging.basicConfig(stream=sys.stderr, level=level, format="%(asctime)s.%(msecs)03d %(levelname)s %(name)s %(message)s", datefmt="%H:%M:%S")
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=level,
+        format="%(asctime)s.%(msecs)03d %(levelname)s %(name)s %(message)s",
+        datefmt="%H:%M:%S",
+    )

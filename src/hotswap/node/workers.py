@@ -81,7 +81,9 @@ class WorkerPool:
         self._start_task(self._listen(worker))
         return worker
 
-    def call(self, target: str, args: list[Any], fds: list[int], fd_names: list[str], done: Callable[[int], None]) -> None:
+    def call(
+        self, target: str, args: list[Any], fds: list[int], fd_names: list[str], done: Callable[[int], None]
+    ) -> None:
         """Run a function in a process of its own and report its exit status."""
         assert self._spawner is not None
         log_path = str(Path(self._config.log_dir) / self._config.node / "helpers.log")

@@ -48,7 +48,9 @@ class PlainSession(Session):
         if self._capture is not None:
             raise UsageError("protect was called twice; call it once, after model and optimizer are built")
         stateful = {"loader": loader, "scheduler": scheduler, "scaler": scaler, **(extra or {})}
-        self._capture = Capture(discover(model, optimizer, **{name: value for name, value in stateful.items() if value is not None}))
+        self._capture = Capture(
+            discover(model, optimizer, **{name: value for name, value in stateful.items() if value is not None})
+        )
 
     @contextlib.contextmanager
     def attempt(self) -> Iterator[int]:  # type: ignore[override]

@@ -53,7 +53,9 @@ class Session:
         self.rehearsing = False
         self._link = WorkerLink(socket.socket(fileno=settings.link_fd), worker_codec())
         self._mailbox = Mailbox(self._link)
-        self._groups = Groups(slot=self.slot, world_size=self.world_size, host=settings.host, timeout_s=settings.collective_timeout_s)
+        self._groups = Groups(
+            slot=self.slot, world_size=self.world_size, host=settings.host, timeout_s=settings.collective_timeout_s
+        )
         self._groups.install()
         self._snapshots = Snapshots(self._link, self._mailbox, self.slot, settings.buffers)
         self._capture: Capture | None = None
@@ -186,7 +188,9 @@ class Session:
         if self.rehearsing:
             return
         if not self._in_attempt:
-            raise UsageError("optimizer.step() outside of session.attempt(): that update could not be undone after a failure")
+            raise UsageError(
+                "optimizer.step() outside of session.attempt(): that update could not be undone after a failure"
+            )
         self._groups.check()
         self._pass_gate()
         self._torn = True
@@ -369,14 +373,18 @@ class Attempt:
         """Recover first if need be; the step's number."""
         return self._session._enter()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
         """Count the step, or swallow a peer's failure."""
         return self._session._exit(error)
 
 
 def _looks_like_communication(error: BaseException) -> bool:
     kinds = (PeerFault, dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError)
-    return isinstance(error, kinds) or (isinstance(error, RuntimeError) and any(word in str(error) for word in _COMM_WORDS))
+    return isinstance(error, kinds) or (
+        isinstance(error, RuntimeError) and any(word in str(error) for word in _COMM_WORDS)
+    )
 
 
 def init() -> Session:

@@ -34,7 +34,10 @@ class WorkerSettings:
 
     def to_environment(self) -> dict[str, str]:
         """For the worker's environment."""
-        return {PREFIX + name.upper(): str(int(value) if isinstance(value, bool) else value) for name, value in asdict(self).items()}
+        return {
+            PREFIX + name.upper(): str(int(value) if isinstance(value, bool) else value)
+            for name, value in asdict(self).items()
+        }
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> WorkerSettings | None:

@@ -37,7 +37,9 @@ class Codec(Generic[T]):
         try:
             version, name, body = _ENVELOPE.decode(data)
             if version != VERSION:
-                raise ProtocolError(f"the peer speaks protocol version {version}, this side {VERSION}: run the same hotswap on all nodes")
+                raise ProtocolError(
+                    f"the peer speaks protocol version {version}, this side {VERSION}: run the same hotswap on all nodes"
+                )
             decoder = self._decoders.get(name)
             if decoder is None:
                 raise ProtocolError(f"message type {name!r} does not belong on this channel")

@@ -23,7 +23,9 @@ FDS_MAX = 16
 class AsyncLink(Generic[T]):
     """One authenticated or private connection in an asyncio program. Sending never blocks; a stuck peer fills the queue and is cut off."""
 
-    def __init__(self, sock: socket.socket, codec: Codec[Any], *, send_key: bytes | None = None, receive_key: bytes | None = None) -> None:
+    def __init__(
+        self, sock: socket.socket, codec: Codec[Any], *, send_key: bytes | None = None, receive_key: bytes | None = None
+    ) -> None:
         """*sock* is connected and becomes non-blocking; the link owns it."""
         sock.setblocking(False)
         self._sock = sock

@@ -91,7 +91,9 @@ class Failed:
     restore: bool = False
 
 
-FromWorker = Union[Built, Reserve, SnapshotBegin, SnapshotDone, Parked, Connected, Restored, Trouble, Failed, KvSet, KvGet]
+FromWorker = Union[
+    Built, Reserve, SnapshotBegin, SnapshotDone, Parked, Connected, Restored, Trouble, Failed, KvSet, KvGet
+]
 
 # --- agent to worker ---------------------------------------------------------------------------------------------------
 
