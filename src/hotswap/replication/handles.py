@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 
 from hotswap.errors import Fenced
@@ -73,9 +73,8 @@ class Lease:
 class Writer:
     """A version that is being written into a buffer, and is invisible until ``commit``.
 
-    It dies when its generation is fenced off or a later writer takes its place; then ``commit`` raises Fenced, and
-    ``interrupt`` is called once, from whichever thread killed it. A dead writer's buffer is not handed out again before
-    ``abandon`` says that nobody writes to it any more.
+    It dies when its generation is fenced off or a later writer takes its place; then ``commit`` raises Fenced. Its
+    buffer is not handed out again before ``abandon`` says that nobody writes to it any more.
     """
 
     section: SectionId
@@ -83,7 +82,6 @@ class Writer:
     buffer: Buffer
     publish: Callable[[Writer, tuple[int, ...] | None], Located | None]
     withdraw: Callable[[Writer], None]
-    interrupt: Callable[[], None] = field(default=lambda: None)
     dead: str = ""
     ended: bool = False
 

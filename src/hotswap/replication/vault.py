@@ -75,17 +75,12 @@ class Vault:
         added = self._allocate(f"hotswap snapshot {slot}", size, max(0, buffers - len(kept)))
         with self._lock:
             self._granted[slot] = kept + added
-            replaced = [] if kept else self._replace(slot, present)
-            memory = [buffer.memory for buffer in self._granted[slot]]
-        _interrupt(replaced)
-        return memory
-
-    def _replace(self, slot: Slot, buffers: list[Buffer]) -> list[Writer]:
-        self._superseded.setdefault(slot, []).extend(buffers)
-        killed = self._kill_writer(HeldKind.OWN, slot, "its memory was replaced by larger one")
-        self._retire(buffers)
-        self._sweep(slot)
-        return killed
+            if not kept:
+                self._superseded.setdefault(slot, []).extend(present)
+                self._kill_writer(HeldKind.OWN, slot, "its memory was replaced by larger one")
+                self._retire(present)
+                self._sweep(slot)
+            return [buffer.memory for buffer in self._granted[slot]]
 
     def granted(self, slot: Slot) -> list[MemoryFile]:
         """The memory files of *slot* in the order of their indices, none if nothing is reserved."""
@@ -145,7 +140,7 @@ class Vault:
         self._sweep(slot)
 
     def find(self, slot: Slot, step: Step) -> Located | None:
-        """Where the worker of *slot* finds its own complete snapshot of *step*, if it is in memory that it was granted."""
+        """Where the worker of *slot* finds its own complete snapshot of *step*, if that is in memory granted to it."""
         with self._lock:
             return self._find(slot, step)
 
@@ -188,13 +183,11 @@ class Vault:
         """
         with self._lock:
             self._require_current(section)
-            killed = self._kill_writer(HeldKind.OWN, section.owner, "a later attempt has begun")
-        _interrupt(killed)
-        with self._lock:
+            self._kill_writer(HeldKind.OWN, section.owner, "a later attempt has begun")
             # Two threads that write to one buffer would void each other's checksums.
             buffers = self._granted_to(section.owner)
             if not self._lock.wait_for(lambda: not any(buffer.writing for buffer in buffers), WRITER_EXIT_S):
-                raise PeerUnreachable(f"an interrupted restore of slot {section.owner} did not end: interrupt its fetch")
+                raise PeerUnreachable(f"an interrupted restore of slot {section.owner} did not end")
             self._require_current(section)
             entry = self._entry(section.owner, self._next_buffer(section.owner))
             require_room(entry, section)
@@ -203,8 +196,7 @@ class Vault:
             adoption = Adoption(
                 section=section, where=self._where, buffer=entry, publish=self._publish, withdraw=self._withdraw
             )
-            killed = self._enter(adoption)
-        _interrupt(killed)
+            self._enter(adoption)
         return adoption
 
     # --- replicas ----------------------------------------------------------------------------------------------
@@ -229,8 +221,7 @@ class Vault:
             section=section, where=self._where, buffer=entry, publish=self._publish, withdraw=self._withdraw
         )
         with self._lock:
-            killed = self._enter(writer)
-        _interrupt(killed)
+            self._enter(writer)
         if writer.dead:
             writer.abandon()
             writer.require_alive()
@@ -300,10 +291,8 @@ class Vault:
                 return
             self._fence = generation
             stale = [key for key, writer in self._writers.items() if writer.section.generation < generation]
-            killed = [
-                w for kind, slot in stale for w in self._kill_writer(kind, slot, f"generation {generation} began")
-            ]
-        _interrupt(killed)
+            for kind, slot in stale:
+                self._kill_writer(kind, slot, f"generation {generation} began")
 
     def truncate(self, slot: Slot, step: Step) -> None:
         """Drop everything of *slot* that is newer than *step*: it belongs to an undone future.
@@ -321,15 +310,13 @@ class Vault:
 
         Memory that a reader, a writer or the durable-checkpoint writer still uses is freed when they are done.
         """
-        killed: list[Writer] = []
         with self._lock:
             if kind is not HeldKind.REPLICA:
-                killed += self._kill_writer(HeldKind.OWN, slot, "the slot was forgotten")
+                self._kill_writer(HeldKind.OWN, slot, "the slot was forgotten")
                 self._discard([*self._granted.pop(slot, ()), *self._superseded.pop(slot, ())])
             if kind is not HeldKind.OWN:
-                killed += self._kill_writer(HeldKind.REPLICA, slot, "the owner was forgotten")
+                self._kill_writer(HeldKind.REPLICA, slot, "the owner was forgotten")
                 self._discard(self._replicas.pop(slot, []))
-        _interrupt(killed)
 
     @property
     def bytes_reserved(self) -> int:
@@ -354,23 +341,19 @@ class Vault:
 
     # --- writers -----------------------------------------------------------------------------------------------
 
-    def _enter(self, writer: Writer) -> list[Writer]:
-        """Register *writer*, under the lock; those it replaces are dead and have yet to be interrupted."""
+    def _enter(self, writer: Writer) -> None:
+        """Register *writer*, under the lock; the one it replaces is dead."""
         section, kind = writer.section, _kind(writer)
         if section.generation < self._fence:
             writer.kill(f"generation {self._fence} began")
-            return []
-        killed = self._kill_writer(kind, section.owner, "a later attempt has begun")
+            return
+        self._kill_writer(kind, section.owner, "a later attempt has begun")
         self._writers[kind, section.owner] = writer
-        return killed
 
-    def _kill_writer(self, kind: HeldKind, slot: Slot, why: str) -> list[Writer]:
-        """Make the present writer's version void, under the lock; the caller interrupts what is returned outside it."""
+    def _kill_writer(self, kind: HeldKind, slot: Slot, why: str) -> None:
         writer = self._writers.pop((kind, slot), None)
-        if writer is None:
-            return []
-        writer.kill(why)
-        return [writer]
+        if writer is not None:
+            writer.kill(why)
 
     def _publish(self, writer: Writer, found: tuple[int, ...] | None) -> Located | None:
         section = writer.section
@@ -461,9 +444,3 @@ class Vault:
 
 def _kind(writer: Writer) -> HeldKind:
     return HeldKind.OWN if isinstance(writer, Adoption) else HeldKind.REPLICA
-
-
-def _interrupt(writers: list[Writer]) -> None:
-    """Outside the lock, since an interrupt may close sockets whose threads are waiting for it."""
-    for writer in writers:
-        writer.interrupt()
