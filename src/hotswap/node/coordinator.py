@@ -201,7 +201,10 @@ def main() -> int:
     set_up_logging()
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=CoordinatorConfig)
     try:
-        return asyncio.run(CoordinatorServer(config).run())
+        code = asyncio.run(CoordinatorServer(config).run())
+        # A line that a crash cannot print tells the launcher that the job has ended, and not just this process.
+        print(json.dumps({"exit_code": code}), flush=True)
+        return code
     except OSError as error:
         log.error("cannot serve on %s:%s: %s", config.host, config.port, error)
         return EXIT_REQUEUE

@@ -1,0 +1,1 @@
+"""Starting a job: ``hotswap run`` with torchrun's flags."""
