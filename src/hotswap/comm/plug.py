@@ -57,10 +57,14 @@ class Plug:
             return
         backend_type = self._next_type()
         for group, backend in plugged:
+            # A group has no name of its own: c10d keeps it in the backend, and looks groups up by it.
+            name, description = group.group_name, group.group_desc
             if self._release is not None:
                 self._release(group)
             for device in self._devices:
                 group._register_backend(device, backend_type, backend)
+            group._set_group_name(name)
+            group._set_group_desc(description)
             if any(group._get_backend(device) is not backend for device in self._devices):
                 raise UsageError(
                     f"torch {torch.__version__} did not route group {group.group_name!r} to its new backend; "
