@@ -1,0 +1,261 @@
+"""A slot's state into a snapshot buffer, and back: what is copied, where it lies, and what may be put back.
+
+In steady state nothing is looked at per tensor but its identity, size and type; the copies themselves are one
+multi-tensor call. Only when a tensor is another object than last time (the first update has made the optimizer's
+state, a script has replaced a buffer) is a new layout made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
+from typing import Any
+
+import torch
+
+from hotswap.errors import LayoutMismatch, UsageError
+from hotswap.integrations.base import StateAdapter, TensorEntry, TensorSpec
+from hotswap.replication import plaintree
+from hotswap.replication.layout import (
+    Header,
+    Layout,
+    Row,
+    header_nbytes,
+    lay_out,
+    read_header,
+    views,
+    write_header,
+)
+
+Buffer = memoryview | bytearray | torch.Tensor
+_DTYPE = attrgetter("dtype")
+_VIEWS_MAX = 8
+"""Buffers whose views are kept; there are two or three, and a few more while a reservation is replaced."""
+
+
+class Capture:
+    """The state of one process, through its adapters."""
+
+    def __init__(self, adapters: Sequence[StateAdapter]) -> None:
+        """Adapters are asked in order, for objects too, so the random generators belong at the end."""
+        names = [adapter.name for adapter in adapters]
+        if len(set(names)) != len(names):
+            raise UsageError(f"two parts of the state have the same name ({', '.join(names)}): rename one")
+        self.adapters = list(adapters)
+        self._layout: Layout | None = None
+        self._sources: list[torch.Tensor] = []
+        self._check: object = None
+        self._views: dict[tuple[int, int], list[torch.Tensor]] = {}
+        self._stream: torch.cuda.Stream | None = None
+        self._copied: torch.cuda.Event | None = None
+
+    # --- size -----------------------------------------------------------------------------------------------------
+
+    def plan(self) -> Layout:
+        """The layout for the state as it is now."""
+        return self._plan(self._objects())
+
+    def nbytes(self) -> int:
+        """Bytes a snapshot of the state as it is now needs."""
+        return self.plan().nbytes
+
+    def peers(self) -> tuple[int, ...]:
+        """Other slots whose shared section is identical to this one's."""
+        return next((adapter.peers() for adapter in self.adapters if adapter.peers()), ())
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """All inner optimizers."""
+        return [optimizer for adapter in self.adapters for optimizer in adapter.optimizers()]
+
+    # --- write ----------------------------------------------------------------------------------------------------
+
+    def write(self, buffer: Buffer, *, slot: int, generation: int, step: int) -> tuple[int, int]:
+        """Copy the state into ``buffer``; return the lengths of its shared and its unique section.
+
+        CUDA tensors are copied on a side stream behind the work queued so far: the snapshot is whole after `wait`, and
+        the state may be changed after `fence`. UsageError if the buffer is too small (see `nbytes`).
+        """
+        objects = self._objects()
+        layout = self._plan(objects)
+        raw = _bytes_of(buffer)
+        if raw.numel() < layout.nbytes:
+            raise UsageError(f"a snapshot of {layout.nbytes} bytes does not fit a buffer of {raw.numel()}")
+        with torch.no_grad():
+            self._copy_out(self._views_in(raw, layout))
+        unique = _view_of(raw)[layout.shared_nbytes : layout.nbytes]
+        write_header(unique, layout, objects, slot=slot, generation=generation, step=step)
+        return layout.shared_nbytes, layout.unique_nbytes
+
+    def wait(self) -> None:
+        """Wait until the copies of the last `write` are in the buffer."""
+        if self._copied is not None:
+            self._copied.synchronize()
+
+    def fence(self) -> None:
+        """Make the current CUDA stream wait for the last `write`: call it before the state is changed."""
+        if self._copied is not None:
+            torch.cuda.current_stream().wait_event(self._copied)
+
+    def _copy_out(self, targets: list[torch.Tensor]) -> None:
+        if not targets:
+            return
+        if not any(map(attrgetter("is_cuda"), self._sources)):
+            torch._foreach_copy_(targets, self._sources)
+            return
+        if self._stream is None:
+            self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            torch._foreach_copy_(targets, self._sources, non_blocking=True)
+            self._copied = self._stream.record_event()
+
+    # --- read -----------------------------------------------------------------------------------------------------
+
+    def read(
+        self, buffer: Buffer, shared_nbytes: int, unique_nbytes: int, *, slot: int, step: int, heavy: bool
+    ) -> None:
+        """Put a snapshot back, in place: all of it if ``heavy``, else only what forward and backward change.
+
+        Raises IntegrityError for damaged bytes and LayoutMismatch for a snapshot of another slot or step, or of another
+        program; the state is as it was then.
+        """
+        raw = _bytes_of(buffer)
+        if shared_nbytes < 0 or unique_nbytes < 0 or shared_nbytes + unique_nbytes > raw.numel():
+            raise LayoutMismatch(f"sections of {shared_nbytes} and {unique_nbytes} bytes in a buffer of {raw.numel()}")
+        unique = _view_of(raw)[shared_nbytes : shared_nbytes + unique_nbytes]
+        header, capacity = read_header(unique, shared_nbytes)
+        self._require_fit(header, slot=slot, step=step)
+        rows = [row for row in header.rows if heavy or row.volatile]
+        saved = views(raw, rows, unique_start=shared_nbytes, header_capacity=capacity)
+        if heavy:
+            self._arrange(header.rows)
+        live = {entry.name: entry.tensor for entry in self._entries()}
+        self._require_present(rows, live)
+        if rows:
+            with torch.no_grad():
+                torch._foreach_copy_([live[row.name] for row in rows], saved)
+            if any(live[row.name].is_cuda for row in rows):
+                torch.cuda.current_stream().synchronize()
+        for adapter in self.adapters:
+            adapter.load_objects(header.objects[adapter.name])
+
+    def _require_fit(self, header: Header, *, slot: int, step: int) -> None:
+        if (header.slot, header.step) != (slot, step):
+            raise LayoutMismatch(
+                f"the snapshot is of slot {header.slot} at step {header.step}, wanted was slot {slot} at step {step}"
+            )
+        expected = [adapter.name for adapter in self.adapters]
+        if list(header.objects) != expected:
+            raise LayoutMismatch(f"the snapshot has parts {list(header.objects)}, this process protects {expected}")
+        for adapter, specs in self._by_adapter(header.rows):
+            adapter.check(specs)
+
+    def _arrange(self, rows: Sequence[Row]) -> None:
+        for adapter, specs in self._by_adapter(rows):
+            adapter.arrange(specs)
+
+    def _by_adapter(self, rows: Sequence[Row]) -> list[tuple[StateAdapter, Mapping[str, TensorSpec]]]:
+        specs: dict[str, dict[str, TensorSpec]] = {adapter.name: {} for adapter in self.adapters}
+        for row in rows:
+            owner, _, name = row.name.partition("/")
+            if owner not in specs:
+                raise LayoutMismatch(f"the snapshot has {row.name}, which no part of this process's state owns")
+            specs[owner][name] = row.spec
+        return [(adapter, specs[adapter.name]) for adapter in self.adapters]
+
+    def _require_present(self, rows: Sequence[Row], live: Mapping[str, torch.Tensor]) -> None:
+        for row in rows:
+            tensor = live.get(row.name)
+            assert tensor is not None, f"{row.name} was checked and arranged, but is not there"
+            found = (tensor.dtype, tuple(tensor.shape))
+            assert found == (row.spec.dtype, row.spec.shape), f"{row.name} was arranged as {row.spec}, but is {found}"
+
+    # --- identity -------------------------------------------------------------------------------------------------
+
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of each adapter's part of the live state; equal states give equal digests in any process."""
+        return {adapter.name: self._digest_of(adapter) for adapter in self.adapters}
+
+    def digest(self) -> str:
+        """SHA-256 of the whole live state."""
+        return hashlib.sha256(repr(sorted(self.digests().items())).encode()).hexdigest()
+
+    def _digest_of(self, adapter: StateAdapter) -> str:
+        total = hashlib.sha256()
+        for entry in sorted(adapter.tensors(), key=lambda entry: entry.name):
+            form = (entry.name, str(entry.tensor.dtype), tuple(entry.tensor.shape))
+            total.update(repr(form).encode())
+            flat = entry.tensor.detach().reshape(-1).contiguous().cpu()
+            if flat.numel():
+                total.update(flat.view(torch.uint8).numpy().data)
+        objects = {key: value for key, value in adapter.objects().items() if key != "runtime"}
+        total.update(plaintree.encode(_ordered(objects), name=adapter.name))
+        return total.hexdigest()
+
+    # --- layout ---------------------------------------------------------------------------------------------------
+
+    def _objects(self) -> bytes:
+        tree = {adapter.name: adapter.objects() for adapter in self.adapters}
+        return plaintree.encode(tree, name="state")
+
+    def _entries(self) -> list[TensorEntry]:
+        return [
+            TensorEntry(
+                name=f"{adapter.name}/{entry.name}",
+                tensor=entry.tensor,
+                shared=entry.shared,
+                volatile=entry.volatile,
+                is_dtensor=entry.is_dtensor,
+            )
+            for adapter in self.adapters
+            for entry in adapter.tensors()
+        ]
+
+    def _plan(self, objects: bytes) -> Layout:
+        """The current layout; a new one if tensors are other objects or forms, or the header has outgrown its room."""
+        check = [adapter.fingerprint() for adapter in self.adapters], self._forms()
+        layout = self._layout
+        if layout is None or check != self._check or header_nbytes(layout, objects) > layout.header_capacity:
+            entries = self._entries()
+            layout = self._layout = lay_out(entries, len(objects))
+            # Holding on to the tensors themselves is what makes comparing identities sound: no id is used twice.
+            self._sources = [entry.tensor for entry in entries]
+            self._check = [adapter.fingerprint() for adapter in self.adapters], self._forms()
+            self._views.clear()
+        return layout
+
+    def _forms(self) -> object:
+        return list(map(torch.Tensor.numel, self._sources)), list(map(_DTYPE, self._sources))
+
+    def _views_in(self, raw: torch.Tensor, layout: Layout) -> list[torch.Tensor]:
+        key = (raw.data_ptr(), raw.numel())
+        found = self._views.get(key)
+        if found is None:
+            if len(self._views) >= _VIEWS_MAX:
+                self._views.clear()
+            found = self._views[key] = views(
+                raw, layout.rows, unique_start=layout.shared_nbytes, header_capacity=layout.header_capacity
+            )
+        return found
+
+
+def _ordered(value: Any) -> Any:
+    """The same tree with the keys of its dicts in an order that does not depend on how they were filled."""
+    if isinstance(value, dict):
+        items = [(key, _ordered(item)) for key, item in value.items()]
+        return sorted(items, key=lambda pair: plaintree.encode(pair[0]))
+    if isinstance(value, list | tuple):
+        return type(value)(_ordered(item) for item in value) if type(value) in (list, tuple) else value
+    return value
+
+
+def _bytes_of(buffer: Buffer) -> torch.Tensor:
+    if isinstance(buffer, torch.Tensor):
+        return buffer.view(torch.uint8).reshape(-1)
+    return torch.frombuffer(buffer, dtype=torch.uint8)
+
+
+def _view_of(raw: torch.Tensor) -> memoryview:
+    view: memoryview = raw.numpy().data
+    return view
