@@ -11,6 +11,7 @@ from hotswap.demo.model import GPT, GPTConfig
 from hotswap.demo.moments import place_in_torch
 from hotswap.demo.options import parse_train_options
 from hotswap.demo.records import Recorder
+from hotswap.demo.seeding import seed_everything
 
 
 def evaluate(model: GPT, batches: list[Microbatch]) -> float:
@@ -26,7 +27,7 @@ def main() -> None:
     """Train, and leave the evidence that the demonstration compares."""
     options = parse_train_options()
     session = hotswap.init()
-    torch.manual_seed(options.seed)
+    seed_everything(options.seed)
     gpt = GPT(GPTConfig(tokens=options.tokens, layers=options.layers, width=options.width, dropout=options.dropout))
     model = DistributedDataParallel(gpt, bucket_cap_mb=0.5)  # type: ignore[arg-type]  # several buckets even for a small model
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr)

@@ -12,6 +12,7 @@ from hotswap.demo.model import GPT, GPTConfig
 from hotswap.demo.moments import place_in_torch
 from hotswap.demo.options import TrainOptions, parse_train_options
 from hotswap.demo.records import Recorder
+from hotswap.demo.seeding import seed_everything
 
 
 def build(options: TrainOptions, slots: int) -> tuple[GPT, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
@@ -38,7 +39,7 @@ def main() -> None:
     """Train, and leave the evidence that the demonstration compares."""
     options = parse_train_options()
     session = hotswap.init()
-    torch.manual_seed(options.seed)
+    seed_everything(options.seed)
     model, optimizer, scheduler = build(options, session.world_size)
     loader = ExactlyOnceLoader(options.batch(session.world_size), dp_rank=session.slot, seed=options.seed)
     torch.manual_seed(options.seed + 1 + session.slot)  # equal weights, but every slot drops out its own neurons
