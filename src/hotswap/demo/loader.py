@@ -7,22 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from hotswap.demo import corpus
+from hotswap.demo.samples import BatchShape, planned_ids
 from hotswap.errors import UsageError
-
-
-@dataclass(frozen=True, kw_only=True)
-class BatchShape:
-    """How the samples of one step are cut: microbatches of ``rows`` samples of ``tokens`` tokens for each data-parallel rank."""
-
-    dp_size: int
-    microbatches: int
-    rows: int
-    tokens: int
-
-    @property
-    def samples_per_step(self) -> int:
-        """Samples of a global batch."""
-        return self.dp_size * self.microbatches * self.rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,21 +36,23 @@ class ExactlyOnceLoader:
         self._held_out = _samples(text.held_out, shape.tokens)
         self._orders: dict[int, torch.Tensor] = {}
         if len(self._train) < shape.samples_per_step:
-            raise UsageError(f"the text has {len(self._train)} samples, a step needs {shape.samples_per_step}: use shorter samples")
+            raise UsageError(
+                f"the text has {len(self._train)} samples, a step needs {shape.samples_per_step}: use shorter samples"
+            )
 
     def next_step(self) -> tuple[list[Microbatch], list[int]]:
         """This rank's microbatches for the next step and the ids of their samples."""
         ids = planned_ids(self.shape, self.position, self.dp_rank)
         self.position += 1
         rows = self._train[torch.tensor([self._index(sample) for sample in ids])].long()
-        return [_microbatch(part) for part in rows.split(self.shape.rows)], ids
+        return [_microbatch(part) for part in torch.split(rows, self.shape.rows)], ids
 
     def held_out(self) -> list[Microbatch]:
         """Microbatches for the evaluation loss, always the same."""
         needed = self.shape.samples_per_step // self.shape.dp_size
         first = self.dp_rank * needed
         rows = torch.arange(first, first + needed) % len(self._held_out)
-        return [_microbatch(part) for part in self._held_out[rows].long().split(self.shape.rows)]
+        return [_microbatch(part) for part in torch.split(self._held_out[rows].long(), self.shape.rows)]
 
     def state_dict(self) -> dict[str, int]:
         """The number of steps given out."""
@@ -82,13 +70,6 @@ class ExactlyOnceLoader:
         return int(self._orders[epoch][place])
 
 
-def planned_ids(shape: BatchShape, step: int, dp_rank: int) -> list[int]:
-    """Ids of the samples that data-parallel rank *dp_rank* consumes in *step*."""
-    share = shape.microbatches * shape.rows
-    first = step * shape.samples_per_step + dp_rank * share
-    return list(range(first, first + share))
-
-
 def _samples(text: bytes, tokens: int) -> torch.Tensor:
     """[samples, tokens + 1]: neighbours share one byte, the last label of one is the first token of the next."""
     data = torch.frombuffer(bytearray(text), dtype=torch.uint8)
@@ -97,5 +78,3 @@ def _samples(text: bytes, tokens: int) -> torch.Tensor:
 
 def _microbatch(rows: torch.Tensor) -> Microbatch:
     return Microbatch(tokens=rows[:, :-1].contiguous(), labels=rows[:, 1:].contiguous())
-
-

@@ -38,10 +38,11 @@ class Block(nn.Module):
         """[rows, tokens, width] to the same."""
         rows, tokens, width = x.shape
         q, k, v = self.qkv(self.norm1(x)).view(rows, tokens, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=self.dropout if self.training else 0.0)
+        mixed = F.scaled_dot_product_attention(
+            q, k, v, is_causal=True, dropout_p=self.dropout if self.training else 0.0
+        )
         x = x + self.out(mixed.transpose(1, 2).reshape(rows, tokens, width))
-        x = x + F.dropout(self.down(F.gelu(self.up(self.norm2(x)))), self.dropout, self.training)
-        return x
+        return x + F.dropout(self.down(F.gelu(self.up(self.norm2(x)))), self.dropout, self.training)
 
 
 class GPT(nn.Module):

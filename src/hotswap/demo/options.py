@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from hotswap.demo.loader import BatchShape
+from hotswap.demo.samples import BatchShape
 from hotswap.errors import UsageError
 
 _AXIS = re.compile(r"(tp|pp|dp)([1-9]\d*)")
@@ -102,5 +102,7 @@ def parse_train_options(argv: Sequence[str] | None = None, **defaults: object) -
         if isinstance(default, bool):
             parser.add_argument(flag, action="store_true", default=default)
         else:
-            parser.add_argument(flag, type=Layout.parse if isinstance(default, Layout) else type(default), default=default)
+            parser.add_argument(
+                flag, type=Layout.parse if isinstance(default, Layout) else type(default), default=default
+            )
     return TrainOptions(**vars(parser.parse_args(argv)))

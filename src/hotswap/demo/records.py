@@ -136,7 +136,9 @@ def surviving(records: Iterable[Record], resumed: Mapping[int, int]) -> list[Rec
     return [r for r in records if not any(g > r.generation and at <= r.step for g, at in resumed.items())]
 
 
-def merge(records: Iterable[Record], resumed: Mapping[int, int], planned: Mapping[int, Mapping[int, tuple[int, ...]]]) -> History:
+def merge(
+    records: Iterable[Record], resumed: Mapping[int, int], planned: Mapping[int, Mapping[int, tuple[int, ...]]]
+) -> History:
     """The history that counts, checked: every planned sample consumed once on each slot that should have, and none else.
 
     *planned*: step to data-parallel rank to sample ids, for all steps of the job.

@@ -29,7 +29,7 @@ def main() -> None:
     session = hotswap.init()
     seed_everything(options.seed)
     gpt = GPT(GPTConfig(tokens=options.tokens, layers=options.layers, width=options.width, dropout=options.dropout))
-    model = DistributedDataParallel(gpt, bucket_cap_mb=0.5)  # type: ignore[arg-type]  # several buckets even for a small model
+    model = DistributedDataParallel(gpt, bucket_cap_mb=0.5)  # several buckets even for a small model
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, options.lr_scale)
     loader = ExactlyOnceLoader(options.batch(session.world_size), dp_rank=session.slot, seed=options.seed)

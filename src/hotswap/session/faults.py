@@ -18,7 +18,6 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,13 +50,14 @@ class Fault:
 
 @dataclass(kw_only=True)
 class Context:
-    """Where this worker stands; the session keeps it up to date."""
+    """Where this worker stands, kept up to date by the session; ``faults``: what is ordered, None before it was looked up."""
 
     slot: int = -1
     step: int = -1
     generation: int = 0
     rehearsing: bool = False
     passed: Counter[str] = field(default_factory=Counter)
+    faults: tuple[Fault, ...] | None = None
 
     def update(self, *, slot: int, step: int, generation: int, rehearsing: bool) -> None:
         """A new attempt begins."""
@@ -66,7 +66,6 @@ class Context:
 
 
 context = Context()
-_faults: tuple[Fault, ...] | None = None
 
 
 def parse(text: str) -> tuple[Fault, ...]:
@@ -77,25 +76,24 @@ def parse(text: str) -> tuple[Fault, ...]:
         raise UsageError(f"{FAULTS} is not a list of faults: {error}") from error
 
 
-def armed(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether any fault is ordered in this process. The environment is read once, when first asked."""
-    global _faults
-    if _faults is None:
-        _faults = parse(environment.get(FAULTS, ""))
-    return bool(_faults)
+def armed() -> bool:
+    """Whether any fault is ordered in this process. The environment is read when first asked, that is after a fork."""
+    if context.faults is None:
+        context.faults = parse(os.environ.get(FAULTS, ""))
+    return bool(context.faults)
 
 
 def fault_point(name: str) -> None:
     """Die here if that was ordered."""
-    if _faults == () or not armed():
+    if context.faults == () or not armed():
         return
-    assert _faults is not None
+    assert context.faults is not None
     occurrence = context.passed[name]
     context.passed[name] += 1
     if context.rehearsing:
         return
     here = (context.step, name, context.slot, occurrence, context.generation)
-    for fault in _faults:
+    for fault in context.faults:
         if (fault.step, fault.moment, fault.slot, fault.occurrence, fault.generation) == here:
             _die(fault)
 
