@@ -81,6 +81,9 @@ class StateAdapter(Protocol):
     def peers(self) -> tuple[int, ...]:
         """Other slots (global ranks) that hold the tensors marked as shared."""
 
+    def begin_rehearsal(self) -> None:
+        """Get ready for a step on detached groups, whose collectives do nothing; `reset` ends it."""
+
     def reset(self) -> None:
         """Throw away what a failed attempt may have left: gradients, pending handles, half-done collectives."""
 
@@ -123,6 +126,9 @@ class AdapterBase:
     def peers(self) -> tuple[int, ...]:
         """Nobody."""
         return ()
+
+    def begin_rehearsal(self) -> None:
+        """Nothing to get ready."""
 
     def reset(self) -> None:
         """Nothing is left behind."""

@@ -49,10 +49,19 @@ class DDPAdapter(ModuleAdapter):
                 _replace_reducer(wrapper, buckets)
                 self._buckets[index] = buckets
 
+    def begin_rehearsal(self) -> None:
+        """Without reduction: a reducer needs a result, and detached groups have none.
+
+        DDP prepares it after each forward; `no_sync` would do the same, but scripts that accumulate set that themselves.
+        """
+        for wrapper in self._wrappers:
+            wrapper._post_forward = _as_it_is
+
     def reset(self) -> None:
         """Let the reducers forget an unfinished backward; the buckets stay."""
         super().reset()
         for wrapper in self._wrappers:
+            wrapper.__dict__.pop("_post_forward", None)
             wrapper.reducer._reset_state()
             wrapper._has_rebuilt_buckets = False
             wrapper.require_forward_param_sync = True
@@ -64,6 +73,10 @@ class DDPAdapter(ModuleAdapter):
                 source = dist.get_global_rank(wrapper.process_group, 0)
                 for tensor in _synchronised(wrapper):
                     dist.broadcast(tensor, src=source, group=wrapper.process_group)
+
+
+def _as_it_is(output: Any) -> Any:
+    return output
 
 
 def _synchronised(wrapper: Any) -> Iterator[torch.Tensor]:

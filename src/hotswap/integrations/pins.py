@@ -65,7 +65,7 @@ PINS: tuple[Pin, ...] = (
         fields=("_copy_main_params_to_model_params", "float16_groups", "fp32_from_float16_groups"),
     ),
     Pin(**_MEGATRON, owner="optimizer.FP32Optimizer", fields=("optimizer",)),  # type: ignore[arg-type]
-    Pin(**_TORCH, owner="DistributedDataParallel", fields=("reducer", "process_group", "_has_rebuilt_buckets")),  # type: ignore[arg-type]
+    Pin(**_TORCH, owner="DistributedDataParallel", fields=("reducer", "process_group", "_has_rebuilt_buckets", "_post_forward")),  # type: ignore[arg-type]
     Pin(
         **_TORCH,  # type: ignore[arg-type]
         owner="Reducer",

@@ -128,6 +128,8 @@ class Session:
         capture = self._state()
         if not self._built and not self.rehearsing and self._must_rehearse():
             self._snapshots.remember_initial()
+            for adapter in capture.adapters:
+                adapter.begin_rehearsal()
             self.rehearsing = self._in_attempt = True
             self._note_context()
             return self.step
