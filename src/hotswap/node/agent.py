@@ -46,7 +46,7 @@ class Agent:
         self.training = False
         self.plan: m.Plan | None = None
         self.workers: dict[Slot, WorkerProcess] = {}
-        self.memory = MemoryKeeper(config, node, self._replicated, self._replication_stalled)
+        self.memory = MemoryKeeper(config, node, self._replicated, self._replication_stalled, self._durable)
         self.pool = WorkerPool(config, node, self._on_worker_message, self._on_worker_end)
         self.control = ControlChannel(config, self._register, self._on_coordinator_message)
         self.rendezvous: RendezvousTable[Slot] = RendezvousTable()
@@ -316,6 +316,8 @@ class Agent:
             self.memory.snapshot_begin(slot, message.buffer)
         elif isinstance(message, w.SnapshotDone):
             self.memory.snapshot_done(slot, message)
+            if message.durable:
+                self.memory.make_durable(slot, message.step, self.pool.call)
         elif isinstance(message, w.Parked):
             self._on_parked(worker, message)
         elif isinstance(message, w.Connected):
@@ -373,6 +375,9 @@ class Agent:
 
     def _replication_stalled(self, slot: Slot, generation: Generation, detail: str) -> None:
         self._forward(generation, m.WorkerTrouble(slot=slot, generation=generation, detail=detail))
+
+    def _durable(self, slot: Slot, step: Step) -> None:
+        self.control.send(m.CheckpointShard(slot=slot, step=step))
 
     def _on_worker_end(self, worker: WorkerProcess) -> None:
         """The process has ended and everything it said has been heard."""

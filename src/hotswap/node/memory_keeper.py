@@ -27,6 +27,9 @@ GROWTH = 1.25
 THREADS_MAX = 32
 RETRY_S = 0.05
 CHECKPOINTS_KEPT = 2
+WRITER = "hotswap.session.checkpoint_writer:main"
+CallProcess = Callable[[str, list[Any], list[int], list[str], Callable[[int], None]], None]
+"""Runs a function in a process of its own: target, arguments, descriptors, their names, what to do with the exit status."""
 
 
 class MemoryKeeper:
@@ -38,12 +41,14 @@ class MemoryKeeper:
         node: NodeId,
         on_acked: Callable[[Slot, Generation, Step, int], None],
         on_stalled: Callable[[Slot, Generation, str], None],
+        on_durable: Callable[[Slot, Step], None],
     ) -> None:
         """*on_acked*: slot, generation, step and the next free buffer, when a snapshot is complete in both places."""
         self._config = config
         self._node = node
         self._on_acked = on_acked
         self._on_stalled = on_stalled
+        self._on_durable = on_durable
         self.vault = Vault(where=f"in the memory of {node}")
         self.acked: dict[Slot, Step] = {}
         self.endpoints: dict[NodeId, Endpoint] = {}
@@ -257,6 +262,31 @@ class MemoryKeeper:
         return 3 if self._config.checkpoint_interval_steps else 2
 
     # --- durable checkpoints ---------------------------------------------------------------------------------------
+
+    def make_durable(self, slot: Slot, step: Step, call: CallProcess) -> None:
+        """Start to write the own snapshot of *step* to storage; training never waits for it and never fails by it."""
+        assert self._config.checkpoint_dir is not None, "only asked for where there is a directory"
+        try:
+            located = self.vault.pin(slot, step)
+        except HotswapError as error:
+            log.warning("no durable checkpoint of slot %d at step %d (is the last one still being written?): %s", slot, step, error)
+            return
+        memory = self.vault.granted(slot)[located.buffer]
+        path = str(durable_index.slot_directory(Path(self._config.checkpoint_dir), step, slot))
+
+        def done(status: int) -> None:
+            self.vault.unpin(slot, step)
+            if status == 0:
+                self._on_durable(slot, step)
+            else:
+                log.warning("durable checkpoint of slot %d at step %d failed with status %d (see helpers.log); training goes on", slot, step, status)
+
+        args = [path, memory.nbytes, located.shared_nbytes, located.unique_nbytes]
+        try:
+            call(WRITER, args, [memory.fd], ["HOTSWAP_SNAPSHOT_FD"], done)
+        except (HotswapError, OSError) as error:
+            self.vault.unpin(slot, step)
+            log.warning("the writer of a durable checkpoint could not be started: %s", error)
 
     def checkpoint_step(self) -> Step | None:
         """The newest durable checkpoint that counts."""
