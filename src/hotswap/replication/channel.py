@@ -233,9 +233,13 @@ class Connection:
     @property
     def quiet(self) -> bool:
         """Whether an unused connection is as it should be: open, and nothing to read."""
+        return not self.readable(0.0)
+
+    def readable(self, timeout_s: float) -> bool:
+        """Whether there is something to read, or the connection has ended, within *timeout_s* seconds."""
         poller = select.poll()
         poller.register(self._sock.fileno(), select.POLLIN)
-        return not poller.poll(0)
+        return bool(poller.poll(timeout_s * 1000))
 
     # --- messages ----------------------------------------------------------------------------------------------
 

@@ -19,6 +19,8 @@ F_ADD_SEALS = 1033
 F_GET_SEALS = 1034
 F_SEAL_SHRINK = 2
 F_SEAL_GROW = 4
+CGROUPS = Path("/sys/fs/cgroup")
+SELF_CGROUP = Path("/proc/self/cgroup")
 _SIZE_SEALS = F_SEAL_SHRINK | F_SEAL_GROW
 
 
@@ -107,21 +109,29 @@ def memory_available_bytes() -> int:
     """Bytes that can be had without swapping or meeting the out-of-memory killer, as far as the kernel tells."""
     fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     host = int(fields["MemAvailable"].split()[0]) * 1024
-    return min(host, _group_available_bytes(host))
+    return min([host, *_groups_available_bytes()])
 
 
-def _group_available_bytes(otherwise: int) -> int:
-    group = Path("/sys/fs/cgroup")
+def _groups_available_bytes() -> list[int]:
+    """What the process's control group and those around it have left; batch systems limit jobs that way."""
     try:
-        limit = (group / "memory.max").read_text().strip()
-        if limit == "max":
-            return otherwise
+        lines = SELF_CGROUP.read_text().splitlines()
+        inner = CGROUPS / next(line for line in lines if line.startswith("0::"))[len("0::/") :]
+    except (OSError, StopIteration):
+        return []
+    return [left for group in (inner, *inner.parents) if (left := _group_available_bytes(group)) is not None]
+
+
+def _group_available_bytes(group: Path) -> int | None:
+    try:
+        limit = int((group / "memory.max").read_text())
         used = int((group / "memory.current").read_text())
         # The page cache of files counts as used and is given back on demand.
         stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        return max(0, int(limit) - used + int(stat.get("inactive_file", 0)))
+        return max(0, limit - used + int(stat.get("inactive_file", 0)))
     except (OSError, ValueError):
-        return otherwise
+        # No such group, or no limit ("max").
+        return None
 
 
 def _short(name: str, nbytes: int, why: str) -> UsageError:

@@ -63,12 +63,13 @@ class ServerLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class TransferStats:
-    """What a server has done so far. ``refused`` counts by reason."""
+    """What a server has done so far; connections and transfers are those of now. ``refused`` counts by reason."""
 
     bytes_in: int
     bytes_out: int
     replicas: int
     connections: int
+    transfers: int
     refused: dict[str, int] = field(default_factory=dict)
 
 
@@ -125,13 +126,14 @@ class TransferServer:
             thread.join(self._limits.handshake_s)
 
     def stats(self) -> TransferStats:
-        """Counts since the start, and connections now."""
+        """Counts so far."""
         with self._lock:
             return TransferStats(
                 bytes_in=self._counts["bytes_in"],
                 bytes_out=self._counts["bytes_out"],
                 replicas=self._counts["replicas"],
                 connections=len(self._threads),
+                transfers=self._counts["transfers"],
                 refused=dict(self._refused),
             )
 
@@ -161,6 +163,7 @@ class TransferServer:
         try:
             self._authenticate(connection)
             while not self._closed.is_set():
+                self._await_request(connection)
                 self._answer(connection, connection.receive(Deadline(self._limits.idle_s, self._limits.idle_s)))
         except PeerUnreachable:
             pass
@@ -181,9 +184,22 @@ class TransferServer:
     def _authenticate(self, connection: Connection) -> None:
         deadline = Deadline(self._limits.handshake_s, self._limits.handshake_s)
         side = Acceptor(self._token, PURPOSE)
-        connection.send_raw(side.challenge(connection.receive_raw(HELLO_BYTES, deadline)), deadline)
-        keys = side.verify(connection.receive_raw(PROOF_BYTES, deadline))
+        try:
+            connection.send_raw(side.challenge(connection.receive_raw(HELLO_BYTES, deadline)), deadline)
+            keys = side.verify(connection.receive_raw(PROOF_BYTES, deadline))
+        except PeerUnreachable:
+            # A peer of another job sees that this one does not know its token, and hangs up first.
+            self._refuse("handshake")
+            raise
         connection.authenticate(keys.send, keys.receive)
+
+    def _await_request(self, connection: Connection) -> None:
+        """An unused connection may be silent for long; one whose transfer makes no progress may not."""
+        while not connection.readable(self._limits.progress_s):
+            with self._lock:
+                mine = [incoming for incoming in self._incoming.values() if incoming.connection is connection]
+            if any(not incoming.active for incoming in mine):
+                raise PeerUnreachable(f"{connection.peer} began a transfer and does not go on with it")
 
     def _answer(self, connection: Connection, request: Message) -> None:
         deadline = Deadline(self._limits.transfer_s, self._limits.progress_s)
@@ -254,6 +270,10 @@ class TransferServer:
                 require_equal(found, end.checksums, what=f"replica of {section}", where=where)
                 incoming.received(part, found)
                 connection.send(Received(offset=part.offset), deadline)
+        except PeerUnreachable:
+            # The transfer can't become whole any more, whatever its other connections still send.
+            incoming.connection.interrupt()
+            raise
         finally:
             incoming.leave(connection)
 
@@ -321,9 +341,11 @@ class TransferServer:
     def _place(self) -> Iterator[None]:
         if not self._places.acquire(blocking=False):
             raise Busy(f"{self._limits.transfers_max} transfers are going on")
+        self._count("transfers", 1)
         try:
             yield
         finally:
+            self._count("transfers", -1)
             self._places.release()
 
     @contextlib.contextmanager
@@ -378,6 +400,12 @@ class _Incoming:
                 raise ProtocolError(f"{connection.peer} sends bytes {part.offset} to {end} of {self.writer.section}")
             self._claimed[part.offset] = end
             self._active.add(connection)
+
+    @property
+    def active(self) -> bool:
+        """Whether a part is on its way."""
+        with self._lock:
+            return bool(self._active)
 
     def received(self, part: Part, sums: tuple[int, ...]) -> None:
         """*part* is complete and has these checksums."""

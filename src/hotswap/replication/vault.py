@@ -175,6 +175,7 @@ class Vault:
             if entry is not None:
                 entry.pins -= 1
                 self._sweep(slot)
+                self._close_if_spent(entry)
 
     def begin_adoption(self, section: SectionId) -> Adoption:
         """Start to put together an own snapshot of ``section.owner``, a slot that has come to this node.
@@ -250,7 +251,7 @@ class Vault:
         """
         places = [HeldKind.OWN] if kind is SectionKind.SHARED else [HeldKind.REPLICA, HeldKind.OWN]
         with self._lock:
-            for place in places if held is None else [held]:
+            for place in places if held is None else [place for place in places if place is held]:
                 buffers = self._own_buffers(owner) if place is HeldKind.OWN else self._replicas.get(owner, [])
                 found = with_step(buffers, step)
                 if found is not None:
