@@ -24,6 +24,8 @@ from hotswap.launch.processes import Child, Waker, end, expect, start
 
 COORDINATOR_RESTARTS_MAX = 20
 WAKE_S = 0.5
+SESSION = "hotswap.session.session"
+"""Always preloaded: every protected worker needs it, and torch's sharding packages that it imports take seconds."""
 FORK_SERVER = "HOTSWAP_FORK_SERVER"
 FORK_SERVER_TOKEN = "HOTSWAP_FORK_SERVER_TOKEN"
 
@@ -100,7 +102,7 @@ class Job:
             return os.environ[FORK_SERVER], os.environ[FORK_SERVER_TOKEN]
         path, log = str(self._private / "fork-server.sock"), self.directory / "fork-server.log"
         token = secrets.token_hex(32)
-        settings = {"socket": path, "token": token, "preload": list(self.options.preload)}
+        settings = {"socket": path, "token": token, "preload": [*self.options.preload, SESSION]}
         self._fork_server = start("fork server", "hotswap.node.forkserver", settings, log, answers=True)
         expect(self._fork_server, "ready", log)
         return path, token
