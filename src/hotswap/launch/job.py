@@ -24,6 +24,7 @@ from hotswap.launch.processes import Child, Waker, end, expect, start
 
 COORDINATOR_RESTARTS_MAX = 20
 WAKE_S = 0.5
+LAST_WORDS_S = 5.0
 SESSION = "hotswap.session.session"
 """Always preloaded: every protected worker needs it, and torch's sharding packages that it imports take seconds."""
 FORK_SERVER = "HOTSWAP_FORK_SERVER"
@@ -186,11 +187,15 @@ class Job:
         child = self._coordinator
         assert child is not None
         status = child.code
-        if status is None:
-            return EXIT_REQUEUE if all(agent.code is not None for agent in self._agents) and self._alone() else None
-        last = child.hear(0)
+        deserted = self._alone() and all(agent.code is not None for agent in self._agents)
+        if status is None and not deserted:
+            return None
+        # Agents that were told to stop may be gone before the coordinator has said how the job ended.
+        last = child.hear(LAST_WORDS_S if status is None else 0)
         if last is not None and "exit_code" in last:
             return int(last["exit_code"])
+        if status is None:
+            return EXIT_REQUEUE
         self._restarts += 1
         if self._restarts > COORDINATOR_RESTARTS_MAX:
             raise HotswapError(
