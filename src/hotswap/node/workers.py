@@ -118,6 +118,8 @@ class WorkerPool:
         own = settings.to_environment()
         del own["HOTSWAP_LINK_FD"]
         return {
+            # A worker's environment is its node's, whoever forks it: a fork server may have been started with another.
+            **os.environ,
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
             "MASTER_ADDR": master,
             "MASTER_PORT": "29500",
