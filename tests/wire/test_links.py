@@ -37,7 +37,9 @@ def listening() -> socket.socket:
 
 async def connected(listener: socket.socket) -> tuple[AsyncLink[object], AsyncLink[object]]:
     port = listener.getsockname()[1]
-    theirs, ours = await asyncio.gather(serve_one(listener), open_link("127.0.0.1", port, control_codec(), TOKEN, TIMEOUT_S))
+    theirs, ours = await asyncio.gather(
+        serve_one(listener), open_link("127.0.0.1", port, control_codec(), TOKEN, TIMEOUT_S)
+    )
     return ours, theirs
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from hotswap.core.messages import Fence
+from hotswap.core import messages as m
 from hotswap.core.types import Generation, Step
 from hotswap.errors import Fenced, PeerUnreachable
 from hotswap.wire import worker_messages as w
@@ -25,7 +25,7 @@ class Mailbox:
         self.lock = threading.RLock()
         self._changed = threading.Condition(self.lock)
         self._link = link
-        self.fence: Fence | None = None
+        self.fence: m.Fence | None = None
         self.load: w.Load | None = None
         self.go: Generation = 0
         self.acked: Step = -1
@@ -41,7 +41,7 @@ class Mailbox:
     def put(self, message: Any) -> None:
         """Take in one message."""
         with self._changed:
-            if isinstance(message, Fence):
+            if isinstance(message, m.Fence):
                 self.fence = message
                 self.load = None
                 self.acked = -1
@@ -62,9 +62,9 @@ class Mailbox:
             self._changed.notify_all()
 
     def _put_rest(self, message: Any) -> None:
-        if isinstance(message, w.Go):
+        if isinstance(message, m.Go):
             self.go = message.generation
-        elif isinstance(message, w.KvValue) and message.generation == self._values_of:
+        elif isinstance(message, m.KvValue) and message.generation == self._values_of:
             self._values[message.key] = message.value
 
     def close(self, reason: str) -> None:
@@ -138,7 +138,7 @@ class AgentRendezvous:
 
     def set(self, key: str, value: bytes) -> None:
         """Publish *value*."""
-        self._link.send(w.KvSet(generation=self._generation, key=key, value=value))
+        self._link.send(m.KvSet(generation=self._generation, key=key, value=value))
 
     def get(self, key: str, timeout_s: float) -> bytes:
         """Wait for the value; Fenced if the generation ends, PeerUnreachable after *timeout_s* seconds."""
@@ -146,5 +146,5 @@ class AgentRendezvous:
             value = self._mailbox.value(key)
         if value is not None:
             return value
-        self._link.send(w.KvGet(generation=self._generation, key=key))
+        self._link.send(m.KvGet(generation=self._generation, key=key))
         return self._mailbox.wait(self._generation, lambda: self._mailbox.value(key), timeout_s)

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from hotswap.comm import Groups, add_safe_points
+from hotswap.core import messages as m
 from hotswap.core.types import Generation, Slot, SourceKind, Step
 from hotswap.errors import Fenced, HotswapError, IntegrityError, PeerFault, UsageError
 from hotswap.integrations import discover
@@ -333,7 +334,7 @@ class Session:
                 message = self._link.receive()
                 if isinstance(message, w.Granted):
                     self._snapshots.take(message, [self._link.fds.popleft() for _ in range(message.buffers)])
-                if isinstance(message, w.Fence):
+                if isinstance(message, m.Fence):
                     self._on_fence(message)
                 else:
                     self._mailbox.put(message)
@@ -344,7 +345,7 @@ class Session:
             self._mailbox.close(f"the listening thread failed: {error}")
             raise
 
-    def _on_fence(self, fence: w.Fence) -> None:
+    def _on_fence(self, fence: m.Fence) -> None:
         """End the generation: from the moment the mailbox has the fence, nothing of it can become valid."""
         with self._mailbox.lock:
             interrupt = 0 < self.generation < fence.generation

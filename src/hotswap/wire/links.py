@@ -35,6 +35,8 @@ class AsyncLink(Generic[T]):
         self._inbox: deque[Any] = deque()
         self._outbox: deque[tuple[bytes, tuple[int, ...]]] = deque()
         self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._sender: asyncio.Task[None] | None = None
         self.closed = False
 
@@ -46,6 +48,7 @@ class AsyncLink(Generic[T]):
             self.close()
             return
         self._outbox.append((self._writer.frame(self._codec.encode(message)), tuple(fds)))
+        self._idle.clear()
         if self._sender is None:
             self._sender = asyncio.get_running_loop().create_task(self._drain())
         self._wake.set()
@@ -62,10 +65,13 @@ class AsyncLink(Generic[T]):
                     while self._outbox and not self._outbox[0][1] and len(data) < CHUNK:
                         data += self._outbox.popleft()[0]
                     await loop.sock_sendall(self._sock, data)
+                self._idle.set()
                 self._wake.clear()
                 await self._wake.wait()
         except OSError:
             self.close()
+        finally:
+            self._idle.set()
 
     async def _send_with_fds(self, data: bytes, fds: tuple[int, ...]) -> None:
         loop = asyncio.get_running_loop()
@@ -74,11 +80,17 @@ class AsyncLink(Generic[T]):
                 sent = socket.send_fds(self._sock, [data], list(fds))
                 break
             except (BlockingIOError, InterruptedError):
-                writable = loop.create_future()
-                loop.add_writer(self._sock, lambda f=writable: f.done() or f.set_result(None))
-                await writable
-                loop.remove_writer(self._sock)
+                await self._writable()
         await loop.sock_sendall(self._sock, data[sent:])
+
+    async def _writable(self) -> None:
+        loop = asyncio.get_running_loop()
+        ready = asyncio.Event()
+        loop.add_writer(self._sock, ready.set)
+        try:
+            await ready.wait()
+        finally:
+            loop.remove_writer(self._sock)
 
     async def receive(self) -> T:
         """Next message; PeerUnreachable at the end of the connection, ProtocolError for anything that must not be obeyed."""
@@ -98,9 +110,8 @@ class AsyncLink(Generic[T]):
 
     async def flush(self, timeout_s: float) -> None:
         """Wait until everything queued is with the kernel, at most *timeout_s* seconds."""
-        end = asyncio.get_running_loop().time() + timeout_s
-        while self._outbox and not self.closed and asyncio.get_running_loop().time() < end:
-            await asyncio.sleep(0.001)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
 
     def close(self) -> None:
         """End the connection; what is queued is lost. The receiving side of this link sees the end and frees the descriptor."""
