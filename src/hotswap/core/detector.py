@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from hotswap.core.types import NodeId
 
 
@@ -11,7 +9,7 @@ class SilenceDetector:
     """Remembers when each node was last heard of; times in seconds of any monotonic clock."""
 
     def __init__(self, budget_s: float) -> None:
-        """Nodes silent for more than *budget_s* seconds are reported."""
+        """Nodes silent for *budget_s* seconds are reported."""
         assert budget_s > 0, f"detection budget {budget_s} s"
         self.budget_s = budget_s
         self._heard: dict[NodeId, float] = {}
@@ -26,13 +24,9 @@ class SilenceDetector:
 
     def silent(self, now: float) -> list[NodeId]:
         """Watched nodes whose budget is used up, longest silence first."""
-        late = [(when, node) for node, when in self._heard.items() if now - when > self.budget_s]
+        late = [(when, node) for node, when in self._heard.items() if now >= when + self.budget_s]
         return [node for _, node in sorted(late)]
 
     def deadline(self) -> float | None:
         """When the next node will count as silent if nothing is heard of it."""
         return min(self._heard.values()) + self.budget_s if self._heard else None
-
-    def watched(self) -> Iterable[NodeId]:
-        """Nodes under watch."""
-        return self._heard.keys()

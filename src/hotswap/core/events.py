@@ -45,6 +45,7 @@ Event = Union[FromNode, NodeGone, Tick, StopAsked]
 # --- out -------------------------------------------------------------------------------------------------------------
 
 Scalar = Union[str, int, float, bool, None]
+Fields = dict[str, Union[Scalar, list[Scalar], dict[str, Scalar]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +61,7 @@ class Record:
     """One line for the event log."""
 
     event: str
-    fields: dict[str, Scalar | list[Scalar] | dict[str, Scalar]] = field(default_factory=dict)
+    fields: Fields = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

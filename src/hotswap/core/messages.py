@@ -165,6 +165,8 @@ class Fence:
     """A new membership. Everything of an older generation is void from here on.
 
     ``lost``: slots whose process is new and holds nothing. ``positions``: for a spare, the positions to build workers for.
+    ``valid_to``: the node has missed a plan and must drop all snapshots and replicas of later steps before it answers: they
+    belong to a future that was undone. None: it may keep everything.
     """
 
     generation: Generation
@@ -172,6 +174,7 @@ class Fence:
     endpoints: dict[NodeId, Endpoint]
     lost: tuple[Slot, ...] = ()
     positions: tuple[int, ...] = ()
+    valid_to: Step | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

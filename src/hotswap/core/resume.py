@@ -39,8 +39,8 @@ class Ledger:
     def steps(self) -> list[Step]:
         """Every step that anything is held for, newest first."""
         found = {worker.step for worker in self.live.values() if not worker.torn}
-        for table in (self.own, self.replicas):
-            found.update(step for versions in table.values() for step in versions)  # type: ignore[attr-defined]
+        found.update(step for versions in self.own.values() for step in versions)
+        found.update(step for versions in self.replicas.values() for step in versions)
         return sorted(found, reverse=True)
 
     def source(self, slot: Slot, step: Step) -> Source | None:
@@ -63,16 +63,22 @@ class Ledger:
         if item.shared_nbytes == 0:
             return Source(kind=SourceKind.REPLICA, unique_from=node, unique_nbytes=item.unique_nbytes)
         for peer in self.peers.get(slot, ()):
-            if peer != slot and step in self.own.get(peer, {}):
+            peers_node, copy = self.own.get(peer, {}).get(step, ("", item))
+            if peers_node and copy.shared_nbytes == item.shared_nbytes:
                 return Source(
                     kind=SourceKind.REPLICA,
                     unique_from=node,
                     unique_nbytes=item.unique_nbytes,
-                    shared_from=self.own[peer][step][0],
+                    shared_from=peers_node,
                     shared_slot=peer,
                     shared_nbytes=item.shared_nbytes,
                 )
         return None
+
+    def trained(self) -> bool:
+        """Whether anything here shows that the job has got beyond its initial state."""
+        moved = any(worker.step or worker.dirty or worker.torn for worker in self.live.values())
+        return moved or any(step > 0 for step in self.steps())
 
 
 def choose(slots: Sequence[Slot], ledger: Ledger) -> Resume | None:
@@ -82,6 +88,16 @@ def choose(slots: Sequence[Slot], ledger: Ledger) -> Resume | None:
         if len(sources) == len(slots):
             return Resume(step=step, sources=sources)
     return None
+
+
+def both_ways(peers: Mapping[Slot, tuple[Slot, ...]]) -> dict[Slot, tuple[Slot, ...]]:
+    """Shared state is shared both ways: a slot that nobody could ask any more is still known to its peers."""
+    known: dict[Slot, set[Slot]] = {}
+    for slot, others in peers.items():
+        for other in others:
+            known.setdefault(slot, set()).add(other)
+            known.setdefault(other, set()).add(slot)
+    return {slot: tuple(sorted(others - {slot})) for slot, others in known.items()}
 
 
 def redone_steps(live: Mapping[Slot, WorkerState], resume_step: Step) -> int:

@@ -43,46 +43,41 @@ class Kind(str, Enum):
 
 P, K = Phase, Kind
 
-_RUNNING = (P.FENCING, P.WAITING, P.REBUILDING, P.RESTORING, P.REDOING, P.TRAINING)
-_AFTER_LOSS = frozenset({P.FENCING, P.WAITING, P.STOPPED})
+RUNNING = (P.FENCING, P.WAITING, P.REBUILDING, P.RESTORING, P.REDOING, P.TRAINING)
+"""The phases in which there is a membership that this coordinator answers for."""
+_AFTER_LOSS = (P.FENCING, P.WAITING, P.STOPPED)
 
 
 def _table() -> dict[tuple[Phase, Kind], frozenset[Phase]]:
     """(phase, kind) -> the phases it may lead to; staying in the phase is always among them."""
     table: dict[tuple[Phase, Kind], frozenset[Phase]] = {}
 
-    def allow(phases: tuple[Phase, ...], kind: Kind, *to: Phase) -> None:
+    def allow(phases: tuple[Phase, ...], kinds: tuple[Kind, ...], *to: Phase) -> None:
         for phase in phases:
-            table[phase, kind] = frozenset({phase, *to})
+            for kind in kinds:
+                table[phase, kind] = table.get((phase, kind), frozenset({phase})).union(to)
 
-    everywhere = (P.FORMING, P.RECOLLECTING, *_RUNNING)
-    allow(everywhere, K.HEARTBEAT)
-    allow(everywhere, K.TICK, P.STOPPED)
-    allow(everywhere, K.STOP_ASKED, P.STOPPED)
-    allow(everywhere, K.GONE)
-    allow(_RUNNING, K.REGISTERED)
-    allow(_RUNNING, K.BUILT)
-    allow((*_RUNNING, P.RECOLLECTING), K.SHARD_DURABLE)
-    # forming a job, or learning from the agents what an earlier coordinator knew
-    allow((P.FORMING,), K.REGISTERED, P.FENCING, P.RECOLLECTING, P.TRAINING, P.STOPPED)
-    allow((P.FORMING,), K.TICK, P.FENCING, P.STOPPED)
-    allow((P.RECOLLECTING,), K.REGISTERED, P.TRAINING, P.FENCING, P.WAITING, P.STOPPED)
-    allow((P.RECOLLECTING,), K.TICK, P.TRAINING, *_AFTER_LOSS)
-    for kind in (K.BUILT, K.LOST, K.TROUBLE, K.FINISHED, K.CONNECTED, K.READY, K.FENCED):
-        allow((P.RECOLLECTING,), kind)
-    # a loss, at any moment, fences and starts over with a higher generation
-    for kind in (K.GONE, K.LOST, K.TICK):
-        allow(_RUNNING, kind, *_AFTER_LOSS)
-    allow(_RUNNING, K.TROUBLE)
-    allow(_RUNNING, K.FENCED)
-    allow((P.FENCING,), K.FENCED, P.REBUILDING, P.STOPPED)
-    allow((P.WAITING,), K.REGISTERED, P.FENCING)
-    allow((P.REBUILDING,), K.CONNECTED, P.RESTORING)
-    allow((P.REBUILDING,), K.READY)
-    allow((P.RESTORING,), K.READY, P.REDOING)
-    allow((P.REBUILDING, P.RESTORING), K.RESTORE_FAILED, *_AFTER_LOSS)
-    allow((P.REDOING,), K.HEARTBEAT, P.TRAINING)
-    allow((P.TRAINING, P.REDOING), K.FINISHED, P.STOPPED)
+    everywhere = (P.FORMING, P.RECOLLECTING, *RUNNING)
+    allow(everywhere, (K.HEARTBEAT, K.GONE))
+    allow(everywhere, (K.TICK, K.STOP_ASKED), P.STOPPED)
+    allow((P.RECOLLECTING, *RUNNING), (K.BUILT, K.LOST, K.TROUBLE, K.SHARD_DURABLE))
+    # Forming a job, or learning from the agents what an earlier coordinator knew.
+    allow((P.FORMING,), (K.REGISTERED, K.TICK), P.FENCING)
+    allow((P.FORMING,), (K.REGISTERED,), P.RECOLLECTING)
+    allow((P.FORMING, P.RECOLLECTING), (K.REGISTERED,), P.TRAINING, P.FENCING, P.STOPPED)
+    allow((P.RECOLLECTING,), (K.TICK,), P.TRAINING, *_AFTER_LOSS)
+    allow((P.RECOLLECTING,), (K.FINISHED,))
+    # A loss, at any moment, fences and starts over with a higher generation. So does whatever shows that a member and
+    # this coordinator no longer mean the same: a connection made anew, a worker that has left the training too early.
+    allow(RUNNING, (K.REGISTERED, K.GONE, K.LOST, K.TICK, K.FINISHED), *_AFTER_LOSS)
+    allow((P.REBUILDING, P.RESTORING), (K.RESTORE_FAILED,), *_AFTER_LOSS)
+    # A recovery. A spare's answer to the fence may come later, and its loss may be all that the plan still waits for.
+    allow(RUNNING, (K.FENCED,))
+    allow((P.FENCING,), (K.FENCED, K.GONE, K.TICK), P.REBUILDING, P.STOPPED)
+    allow((P.REBUILDING,), (K.CONNECTED,), P.RESTORING)
+    allow((P.REBUILDING,), (K.READY,))
+    allow((P.RESTORING,), (K.READY,), P.REDOING)
+    allow((P.REDOING,), (K.HEARTBEAT,), P.TRAINING)
     return table
 
 

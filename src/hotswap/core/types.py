@@ -76,10 +76,11 @@ class Membership:
         """The slots of *node*, none if it is not a member."""
         return self.slots_at(self.places.index(node)) if node in self.places else range(0)
 
-    def replace(self, fills: dict[int, NodeId]) -> Membership:
-        """The next generation, with the nodes at the given positions replaced."""
+    def replace(self, fills: dict[int, NodeId], generation: Generation) -> Membership:
+        """A later generation, with the nodes at the given positions replaced."""
+        assert generation > self.generation, f"generation {generation} after {self.generation}"
         places = tuple(fills.get(position, node) for position, node in enumerate(self.places))
-        return Membership(generation=self.generation + 1, places=places, width=self.width)
+        return Membership(generation=generation, places=places, width=self.width)
 
 
 class HeldKind(str, Enum):

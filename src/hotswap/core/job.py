@@ -1,0 +1,347 @@
+"""A job as the coordinator sees it, and the actions of a recovery: fence, plan, go, give a node up, stop.
+
+``coordinator.py`` decides when to do what; here is how. All that is done goes to ``out`` as effects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from hotswap.core import messages as m
+from hotswap.core import placement, resume
+from hotswap.core.detector import SilenceDetector
+from hotswap.core.events import Disconnect, Effect, Exit, Fields, Record, Scalar, Send
+from hotswap.core.history import History
+from hotswap.core.limits import Limits
+from hotswap.core.recovery import PHASE_NAMES, Recovery
+from hotswap.core.roster import Roster
+from hotswap.core.shards import Shards
+from hotswap.core.transitions import RUNNING, Phase
+from hotswap.core.types import Generation, Membership, NodeId, Role, Slot, Source, SourceKind, Step
+from hotswap.errors import EXIT_REQUEUE
+
+NO_STATE_LEFT = (
+    "a slot's owner and all holders of its replica are gone and there is no durable checkpoint; "
+    "a new run starts from the beginning (set --checkpoint-dir to bound such a loss)"
+)
+
+
+class Job:
+    """State and actions. ``committed`` is the newest step known to be restorable everywhere."""
+
+    def __init__(self, limits: Limits, generation_floor: Generation) -> None:
+        """No generation up to *generation_floor* will be committed again."""
+        self.limits = limits
+        self.phase = Phase.FORMING
+        self.membership: Membership | None = None
+        self.newest_generation = generation_floor
+        self.roster = Roster(limits.width)
+        self.detector = SilenceDetector(limits.detection_budget_s)
+        self.history = History()
+        self.shards = Shards()
+        self.recovery: Recovery | None = None
+        self.started = False
+        self.acked: dict[Slot, Step] = {}
+        self.committed: Step | None = None
+        self.finished: set[Slot] = set()
+        self.peers: dict[Slot, tuple[Slot, ...]] = {}
+        self.holders: dict[Slot, NodeId] | None = None
+        self.recoveries = 0
+        self.respawns: dict[Slot, int] = {}
+        self.late: frozenset[NodeId] = frozenset()
+        self.trouble: tuple[float, str] | None = None
+        self.waiting_since: float | None = None
+        self.built_at = 0.0
+        self.out: list[Effect] = []
+
+    @property
+    def current(self) -> Membership:
+        """The newest membership, where there must be one."""
+        assert self.membership is not None, f"no membership while {self.phase.value}"
+        return self.membership
+
+    @property
+    def attempt(self) -> Recovery:
+        """The recovery under way, where there must be one."""
+        assert self.recovery is not None, f"no recovery while {self.phase.value}"
+        return self.recovery
+
+    def role(self, node: NodeId) -> Role:
+        """Member or not."""
+        return self.roster.role(node, self.membership)
+
+    def spares(self) -> list[NodeId]:
+        """Connected nodes without a place."""
+        return self.roster.spares(self.membership)
+
+    # --- effects ---------------------------------------------------------------------------------------------------
+
+    def send(self, node: NodeId, message: m.ToAgent) -> None:
+        """Tell the agent of *node*."""
+        self.out.append(Send(node=node, message=message))
+
+    def record(self, event: str, fields: Fields | None = None) -> None:
+        """One line for the event log."""
+        generation = self.membership.generation if self.membership is not None else 0
+        self.out.append(Record(event=event, fields={"generation": generation, **(fields or {})}))
+
+    def enter(self, phase: Phase, now: float) -> None:
+        """Change the phase; the event log tells the phases of a recovery."""
+        self.leave(now)
+        self.phase = phase
+        if phase in PHASE_NAMES:
+            self.record("phase_started", {"phase": PHASE_NAMES[phase]})
+
+    def leave(self, now: float) -> None:
+        """Note the end of a recovery's phase, if the job is in one."""
+        if self.recovery is not None and self.phase in PHASE_NAMES:
+            name, elapsed_ms = PHASE_NAMES[self.phase], self.recovery.close(self.phase, now)
+            self.record("phase_ended", {"phase": name, "ms": elapsed_ms})
+
+    # --- fence -----------------------------------------------------------------------------------------------------
+
+    def form(self, now: float) -> None:
+        """The first membership."""
+        order = list(self.roster)
+        self.newest_generation += 1
+        places = tuple(order[: self.limits.nodes_active])
+        self.membership = Membership(generation=self.newest_generation, places=places, width=self.limits.width)
+        self.record("job_started", {"nodes": [*order], "width": self.limits.width})
+        self.fence(frozenset(self.membership.slots), "start", now)
+
+    def recover(self, cause: str, now: float, lost: Iterable[Slot] = ()) -> None:
+        """Fence the generation and begin the next one, with spares in the places of lost nodes."""
+        if self.phase not in (Phase.FENCING, Phase.WAITING, Phase.RECOLLECTING):
+            self.recoveries += 1
+        if self.recoveries > self.limits.recoveries_max:
+            count = self.limits.recoveries_max
+            self.stop(EXIT_REQUEUE, f"{count} recoveries without a newly committed step; the next cause: {cause}")
+            return
+        dead = [position for position, node in enumerate(self.current.places) if node not in self.roster]
+        fills = self.roster.fill(dead, self.current)
+        unheld = self._new_processes({*lost, *self.finished, *(s for p in fills for s in self.current.slots_at(p))})
+        self.leave(now)
+        self._replace(fills)
+        self.fence(unheld, cause, now)
+        if len(fills) < len(dead):
+            self._wait(len(dead) - len(fills), now)
+
+    def _new_processes(self, lost: set[Slot]) -> frozenset[Slot]:
+        """Slots whose process is new, those included that were new in a generation that never came to life."""
+        for slot in lost:
+            node = self.current.node_of(slot)
+            if node in self.roster:
+                self.roster[node].built.pop(slot, None)
+        if self.recovery is not None and self.phase in PHASE_NAMES:
+            return frozenset(lost | (self.recovery.lost - self.recovery.ready))
+        return frozenset(lost)
+
+    def _replace(self, fills: dict[int, NodeId]) -> None:
+        before = self.current
+        self.newest_generation = max(self.newest_generation, before.generation) + 1
+        self.membership = before.replace(fills, self.newest_generation)
+        for position, node in fills.items():
+            self.roster.promote(node)
+            hot = self.roster.has_built(node, before.slots_at(position)) == before.width
+            fields: Fields = {"node": node, "replaces": before.places[position], "position": position, "hot": hot}
+            self.record("spare_promoted", fields)
+
+    def fence(self, lost: frozenset[Slot], cause: str, now: float) -> None:
+        """Announce the newest membership: everything older is void from here on."""
+        previous = self.recovery if self.phase in PHASE_NAMES else None
+        self.recovery = Recovery(cause=cause, started_at=now, phase_at=now, lost=lost)
+        if previous is not None:
+            self.recovery.started_at, self.recovery.phases_ms = previous.started_at, previous.phases_ms
+        self.trouble = None
+        self.finished.clear()
+        self.phase = Phase.FENCING
+        self.record("recovery_started", {"cause": cause, "lost": [*sorted(lost)], "places": [*self.current.places]})
+        self.record("phase_started", {"phase": PHASE_NAMES[Phase.FENCING]})
+        for node in self.roster:
+            self.send(node, self.fence_message(node))
+
+    def fence_message(self, node: NodeId) -> m.Fence:
+        """The newest membership, as *node* has to know it."""
+        return m.Fence(
+            generation=self.current.generation,
+            places=self.current.places,
+            endpoints=self.roster.endpoints,
+            lost=tuple(sorted(self.recovery.lost)) if self.recovery is not None else (),
+            positions=self.roster.positions(node, self.current),
+            valid_to=self.history.valid_to(self.roster[node].knows),
+        )
+
+    def _wait(self, missing: int, now: float) -> None:
+        """No spare is left. The wait counts from the first time, whatever happens meanwhile."""
+        if self.waiting_since is None:
+            self.waiting_since = now
+        self.enter(Phase.WAITING, now)
+        self.record("waiting_for_node", {"missing": missing, "wait_s": self.limits.spare_wait_s})
+
+    # --- plan ------------------------------------------------------------------------------------------------------
+
+    def awaited(self) -> list[NodeId]:
+        """Nodes whose answer to the fence the plan needs: members, and whoever was given replicas to keep."""
+        keepers = self.roster if self.holders is None else self.holders.values()
+        needed = {*self.current.places, *(node for node in keepers if node in self.roster)}
+        return [node for node in self.roster if node in needed and node not in self.attempt.fenced]
+
+    def unfenced(self) -> list[NodeId]:
+        """All connected nodes that have not answered the fence."""
+        return [node for node in self.roster if node not in self.attempt.fenced]
+
+    def try_plan(self, now: float) -> None:
+        """Plan once the answers suffice. Before anything is given up as lost, everyone is heard."""
+        if self.awaited():
+            return
+        ledger = self.attempt.ledger(self.current, self.peers)
+        choice = resume.choose(self.current.slots, ledger)
+        if choice is None and self.unfenced():
+            return
+        choice = choice or self._without_memory(self.attempt, ledger)
+        if choice is None:
+            self.stop(EXIT_REQUEUE, NO_STATE_LEFT)
+            return
+        self._announce(self.attempt, ledger, choice)
+        self.enter(Phase.REBUILDING, now)
+
+    def _without_memory(self, recovery: Recovery, ledger: resume.Ledger) -> resume.Resume | None:
+        """The newest durable checkpoint; the very beginning if the job never got anywhere."""
+        first_start = not self.started and not ledger.trained()
+        step = recovery.checkpoint_step()
+        if step is not None:
+            self.record("restored_from_checkpoint", {"step": step, "first_start": first_start})
+            return _everywhere(self.current.slots, step, SourceKind.CHECKPOINT)
+        return _everywhere(self.current.slots, 0, SourceKind.FRESH) if first_start else None
+
+    def _announce(self, recovery: Recovery, ledger: resume.Ledger, choice: resume.Resume) -> None:
+        recovery.resume_step = choice.step
+        recovery.redone = resume.redone_steps(ledger.live, choice.step)
+        self.holders = placement.holders(self.current, self.roster.domains, self.spares())
+        plan = m.Plan(
+            generation=self.current.generation,
+            resume_step=choice.step,
+            sources=choice.sources,
+            holders=self.holders,
+            push=tuple(slot for slot in self.holders if not self._is_held(slot, choice, ledger)),
+            keep=tuple(sorted(recovery.keep(self.current))),
+        )
+        self._go_back_to(choice.step)
+        sources: dict[str, Scalar] = {str(slot): source.kind.value for slot, source in choice.sources.items()}
+        self.record(
+            "recovery_planned",
+            {"resume_step": choice.step, "sources": sources, "keep": len(plan.keep), "push": len(plan.push)},
+        )
+        for node in self.roster:
+            self.roster[node].knows = plan.generation
+            self.send(node, plan)
+
+    def _is_held(self, slot: Slot, choice: resume.Resume, ledger: resume.Ledger) -> bool:
+        """Whether the holder has the very state that the plan restores. A state not taken from memory is nowhere yet."""
+        assert self.holders is not None, "holders are chosen first"
+        from_memory = choice.sources[slot].kind not in (SourceKind.FRESH, SourceKind.CHECKPOINT)
+        return from_memory and self.holders[slot] in ledger.replicas.get(slot, {}).get(choice.step, {})
+
+    def _go_back_to(self, step: Step) -> None:
+        if self.committed is not None and step < self.committed:
+            self.record("committed_steps_lost", {"committed": self.committed, "resume_step": step})
+        self.committed = step
+        self.acked = {}
+        self.waiting_since = None
+        self.history.planned(self.current.generation, step)
+        self.shards.undo_after(step)
+
+    # --- go --------------------------------------------------------------------------------------------------------
+
+    def go(self, now: float) -> None:
+        """Every slot is at the resume step, and so is its replica: train."""
+        step = self.attempt.resume_step
+        self.acked = dict.fromkeys(self.current.slots, step)
+        self.started = True
+        self.record("training_started", {"step": step})
+        self.enter(Phase.REDOING, now)
+        for node in self.current.places:
+            self.send(node, m.Go(generation=self.current.generation))
+
+    def commit(self, now: float) -> None:
+        """Count a step as committed once every slot's snapshot of it is acknowledged."""
+        if any(slot not in self.acked for slot in self.current.slots):
+            return
+        step = min(self.acked[slot] for slot in self.current.slots)
+        if self.committed is not None and step <= self.committed:
+            return
+        self.committed = step
+        self.recoveries = 0
+        self.respawns.clear()
+        self.late = frozenset()
+        self.record("step_committed", {"step": step})
+        if self.phase is Phase.REDOING:
+            self.enter(Phase.TRAINING, now)
+            self._record_recovery(self.attempt, now)
+
+    def _record_recovery(self, recovery: Recovery, now: float) -> None:
+        self.record(
+            "recovery_done",
+            {
+                "cause": recovery.cause,
+                "resume_step": recovery.resume_step,
+                "redone_steps": recovery.redone,
+                "phases_ms": {**recovery.phases_ms, "total": recovery.total_ms(now)},
+            },
+        )
+
+    # --- ends ------------------------------------------------------------------------------------------------------
+
+    def drop(self, node: NodeId, reason: str) -> None:
+        """A node is no longer there."""
+        self.record("node_lost", {"node": node, "role": self.role(node).value, "reason": reason})
+        self.roster.drop(node)
+        self.detector.forget(node)
+
+    def evict(self, node: NodeId, reason: str) -> None:
+        """Give up a node that is still connected: it gets nothing more to do in this job."""
+        self.send(node, m.Stop(exit_code=EXIT_REQUEUE, reason=reason))
+        self.out.append(Disconnect(node=node, reason=reason))
+        self.drop(node, reason)
+
+    def stop(self, exit_code: int, reason: str) -> None:
+        """End the job."""
+        self.phase = Phase.STOPPED
+        self.record("job_stopped", {"exit_code": exit_code, "reason": reason})
+        for node in self.roster:
+            self.send(node, m.Stop(exit_code=exit_code, reason=reason))
+        self.out.append(Exit(exit_code=exit_code, reason=reason))
+
+    # --- deadlines -------------------------------------------------------------------------------------------------
+
+    def laggards(self) -> list[NodeId]:
+        """Nodes that the phase still waits for."""
+        if self.phase is Phase.FENCING:
+            return self.awaited() or self.unfenced()
+        if self.phase is Phase.REBUILDING and (unbuilt := self.roster.unbuilt(self.current)):
+            return unbuilt
+        done = self.attempt.connected if self.phase is Phase.REBUILDING else self.attempt.ready
+        return [node for node in self.current.places if not done.issuperset(self.current.slots_of(node))]
+
+    def phase_deadline(self) -> float:
+        """When a recovery's phase has taken too long; training may take as long as it wants."""
+        limits = self.limits
+        if self.phase is Phase.WAITING:
+            assert self.waiting_since is not None, "waiting without a beginning"
+            return self.waiting_since + limits.spare_wait_s
+        if self.phase is Phase.FENCING:
+            return self.attempt.phase_at + limits.phase_s
+        if self.phase is Phase.REBUILDING and self.roster.unbuilt(self.current):
+            return self.attempt.phase_at + limits.build_s
+        if self.phase in (Phase.REBUILDING, Phase.RESTORING):
+            return max(self.attempt.phase_at, self.built_at) + limits.phase_s
+        return float("inf")
+
+    @property
+    def running(self) -> bool:
+        """Whether there is a membership that this coordinator answers for."""
+        return self.phase in RUNNING
+
+
+def _everywhere(slots: Sequence[Slot], step: Step, kind: SourceKind) -> resume.Resume:
+    return resume.Resume(step=step, sources={slot: Source(kind=kind) for slot in slots})

@@ -1,0 +1,34 @@
+"""What bounds a job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Sizes and deadlines of a job. Times in seconds.
+
+    ``phase_s``: longest time a phase may take once every worker is built; ``build_s``: longest time for building one;
+    ``last_call_s``: how long a complete job waits for further spares; ``recoveries_max``: planned recoveries without a newly
+    committed step in between, after which going on is pointless; ``respawns_max``: the same for the deaths of one slot's
+    workers.
+    """
+
+    nodes_active: int
+    nodes_max: int
+    width: int
+    detection_budget_s: float = 5.0
+    phase_s: float = 30.0
+    build_s: float = 600.0
+    join_s: float = 600.0
+    last_call_s: float = 2.0
+    spare_wait_s: float = 60.0
+    trouble_grace_s: float = 1.0
+    respawns_max: int = 3
+    recoveries_max: int = 10
+
+    def __post_init__(self) -> None:
+        """Assert what every deadline below relies on; left on in production."""
+        assert 1 <= self.nodes_active <= self.nodes_max, f"{self.nodes_active} active of {self.nodes_max} nodes"
+        assert self.width >= 1, f"{self.width} slots a node"

@@ -1,0 +1,74 @@
+"""One attempt to bring a generation to life: what has been reported so far, and how long each phase took."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from hotswap.core import messages as m
+from hotswap.core import resume
+from hotswap.core.keep import groups_to_keep
+from hotswap.core.transitions import Phase
+from hotswap.core.types import Membership, NodeId, Slot, Step
+
+PHASE_NAMES = {
+    Phase.FENCING: "fence",
+    Phase.WAITING: "plan",
+    Phase.REBUILDING: "rebuild",
+    Phase.RESTORING: "restore",
+    Phase.REDOING: "redo",
+}
+"""The phases of a recovery as users know them; waiting for a node is planning that can't go on."""
+
+
+@dataclass(kw_only=True)
+class Recovery:
+    """``lost``: slots whose process is new and holds nothing. ``started_at`` is when the first attempt began, in seconds."""
+
+    cause: str
+    started_at: float
+    phase_at: float
+    lost: frozenset[Slot]
+    fenced: dict[NodeId, m.NodeFenced] = field(default_factory=dict)
+    connected: set[Slot] = field(default_factory=set)
+    ready: set[Slot] = field(default_factory=set)
+    resume_step: Step = 0
+    redone: int = 0
+    phases_ms: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASE_NAMES.values(), 0.0))
+
+    def close(self, phase: Phase, now: float) -> float:
+        """End a phase; its length in milliseconds. Attempts that failed count as well: somebody waited for them."""
+        elapsed_ms = round(1000 * (now - self.phase_at), 3)
+        self.phase_at = now
+        self.phases_ms[PHASE_NAMES[phase]] += elapsed_ms
+        return elapsed_ms
+
+    def total_ms(self, now: float) -> float:
+        """From the first sign of the loss, in milliseconds."""
+        return round(1000 * (now - self.started_at), 3)
+
+    def ledger(self, membership: Membership, peers: Mapping[Slot, tuple[Slot, ...]]) -> resume.Ledger:
+        """Who holds what. What a node says of a slot that it doesn't have in this generation is not about this job's state."""
+        ledger = resume.Ledger(peers=resume.both_ways(peers))
+        for node, report in self.fenced.items():
+            hosted = membership.slots_of(node)
+            ledger.add(node, report.held, hosted)
+            ledger.live.update({w.slot: w for w in report.workers if w.slot in hosted and w.slot not in self.lost})
+        return ledger
+
+    def keep(self, membership: Membership) -> frozenset[str]:
+        """Groups that nobody disturbed."""
+        return groups_to_keep(
+            {
+                slot: groups
+                for node, report in self.fenced.items()
+                for slot, groups in report.groups.items()
+                if slot in membership.slots_of(node)
+            },
+            self.lost,
+        )
+
+    def checkpoint_step(self) -> Step | None:
+        """Newest durable checkpoint that anyone sees."""
+        known = [report.checkpoint_step for report in self.fenced.values() if report.checkpoint_step is not None]
+        return max(known, default=None)

@@ -1,0 +1,132 @@
+"""The connected nodes: what they said of themselves, and what each spare stands ready for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from hotswap.core import messages as m
+from hotswap.core.types import Endpoint, Generation, Membership, NodeId, Role, Slot, node_order
+
+
+@dataclass(kw_only=True)
+class Node:
+    """One connected node. ``knows``: newest generation whose plan, and all earlier ones, it is known to have followed."""
+
+    register: m.Register
+    knows: Generation
+    built: dict[Slot, m.WorkerBuilt] = field(default_factory=dict)
+    lost: set[Slot] = field(default_factory=set)
+    finished: set[Slot] = field(default_factory=set)
+
+
+class Roster:
+    """Nodes by name. Iterates in node order, so that equal inputs give equal effects."""
+
+    def __init__(self, width: int) -> None:
+        """*width*: slots of a node."""
+        self.width = width
+        self._nodes: dict[NodeId, Node] = {}
+        self._stands_for: dict[NodeId, int] = {}
+
+    def __len__(self) -> int:
+        """How many nodes are connected."""
+        return len(self._nodes)
+
+    def __iter__(self) -> Iterator[NodeId]:
+        """Names in node order."""
+        return iter(sorted(self._nodes, key=node_order))
+
+    def __contains__(self, node: object) -> bool:
+        """Whether the node is connected."""
+        return node in self._nodes
+
+    def __getitem__(self, node: NodeId) -> Node:
+        """The node of that name."""
+        return self._nodes[node]
+
+    def enter(self, message: m.Register, newest: Generation) -> Node:
+        """Take in a node that has registered; *newest* is the newest generation of the job."""
+        # A node that never was in a generation holds nothing, so nothing it holds can be wrong. One that trains has
+        # followed its generation's plan; of any other that is not known.
+        knows = message.generation if message.training else message.generation - 1
+        node = Node(
+            register=message,
+            knows=knows if message.generation else newest,
+            built={built.slot: built for built in message.built},
+            lost=set(message.lost),
+            finished=set(message.finished),
+        )
+        self._nodes[message.node] = node
+        return node
+
+    def drop(self, node: NodeId) -> None:
+        """Forget a node."""
+        del self._nodes[node]
+        self._stands_for.pop(node, None)
+
+    def role(self, node: NodeId, membership: Membership | None) -> Role:
+        """Member or not."""
+        return Role.ACTIVE if membership is not None and node in membership.places else Role.SPARE
+
+    def spares(self, membership: Membership | None) -> list[NodeId]:
+        """Connected nodes without a place."""
+        return [node for node in self if self.role(node, membership) is Role.SPARE]
+
+    @property
+    def domains(self) -> dict[NodeId, str]:
+        """Fault domain of each node."""
+        return {name: node.register.fault_domain for name, node in self._nodes.items()}
+
+    @property
+    def endpoints(self) -> dict[NodeId, Endpoint]:
+        """Data port of each node."""
+        return {name: self[name].register.endpoint for name in self}
+
+    def has_built(self, node: NodeId, slots: Sequence[Slot]) -> int:
+        """How many of *slots* have a built worker on *node*."""
+        return sum(slot in self._nodes[node].built for slot in slots)
+
+    def unbuilt(self, membership: Membership) -> list[NodeId]:
+        """Members whose workers are not all built."""
+        places = membership.places
+        return [node for node in places if self.has_built(node, membership.slots_of(node)) < self.width]
+
+    def positions(self, node: NodeId, membership: Membership) -> tuple[int, ...]:
+        """Positions in the order in which a spare should build for them, none for a member.
+
+        Once chosen, the first one stays: building again at every swap would leave all spares cold just when the next
+        node may fail. Of several spares each stands for another position.
+        """
+        spares = self.spares(membership)
+        if node not in spares:
+            return ()
+        count = len(membership.places)
+        for spare in spares:
+            if spare not in self._stands_for:
+                self._stands_for[spare] = self._least_covered(spare, spares, membership)
+        first = self._stands_for[node]
+        return tuple((first + offset) % count for offset in range(count))
+
+    def _least_covered(self, spare: NodeId, spares: list[NodeId], membership: Membership) -> int:
+        covered = Counter(self._stands_for[other] for other in spares if other in self._stands_for)
+        ready = {p: self.has_built(spare, membership.slots_at(p)) for p in range(len(membership.places))}
+        return min(ready, key=lambda position: (-ready[position], covered[position], position))
+
+    def fill(self, dead: Sequence[int], membership: Membership) -> dict[int, NodeId]:
+        """A spare for each dead position as far as they go; the ones that are built for a position go there first."""
+        free = self.spares(membership)
+        fills: dict[int, NodeId] = {}
+        for least in (self.width, 0):
+            for position in dead:
+                slots = membership.slots_at(position)
+                able = [node for node in free if self.has_built(node, slots) >= least]
+                if position not in fills and able:
+                    fills[position] = max(able, key=lambda node: self.has_built(node, slots))
+                    free.remove(fills[position])
+        return dict(sorted(fills.items()))
+
+    def promote(self, node: NodeId) -> None:
+        """A spare has become a member."""
+        self._stands_for.pop(node, None)

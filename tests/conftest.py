@@ -1,0 +1,9 @@
+"""What holds for every test."""
+
+from __future__ import annotations
+
+import os
+
+# Before torch is imported anywhere: one thread per process, and reverse look-ups that hang must not stall torch's stores.
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["RES_OPTIONS"] = "timeout:1 attempts:1"
