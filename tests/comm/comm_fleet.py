@@ -47,7 +47,7 @@ class KeyValueServer:
             threading.Thread(target=self._serve_one, args=(connection,), daemon=True).start()
 
     def _serve_one(self, connection: socket.socket) -> None:
-        with connection, connection.makefile("rwb") as stream, contextlib.suppress(ConnectionError):
+        with contextlib.suppress(ConnectionError), connection, connection.makefile("rwb") as stream:
             while header := stream.read(HEADER.size):
                 kind, timeout_s, key_size, size = HEADER.unpack(header)
                 key, value = stream.read(key_size), stream.read(size)
@@ -87,11 +87,17 @@ class KeyValues:
             raise PeerUnreachable(f"nobody set {key}")
         return value
 
+    def close(self) -> None:
+        """Close this thread's connection."""
+        if hasattr(self._local, "stream"):
+            self._local.stream.close()
+            del self._local.stream
+
     def _stream(self) -> Any:
         if not hasattr(self._local, "stream"):
-            sock = socket.socket(socket.AF_UNIX)
-            sock.connect(self._path)
-            self._local.stream = sock.makefile("rwb")
+            with socket.socket(socket.AF_UNIX) as sock:
+                sock.connect(self._path)
+                self._local.stream = sock.makefile("rwb")
         return self._local.stream
 
 
@@ -182,13 +188,15 @@ class Fleet:
             reading, writing = os.pipe()
             pid = os.fork()
             if pid == 0:
-                _never_return(lambda slot=slot, name=name: self._child(main, slot, path, writing, spare=name != slot))  # type: ignore[misc]
+                _never_return(self._child, main, slot, path, writing, name != slot)
             os.close(writing)
             children[pid] = name
             pipes[name] = reading
+        values = KeyValues(path)
         try:
-            return self._collect(children, pipes, KeyValues(path))
+            return self._collect(children, pipes, values)
         finally:
+            values.close()
             for pid in [*children, server_pid]:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -196,7 +204,7 @@ class Fleet:
             for fd in pipes.values():
                 os.close(fd)
 
-    def _child(self, main: Callable[[SlotProcess], Any], slot: int, path: str, writing: int, *, spare: bool) -> None:
+    def _child(self, main: Callable[[SlotProcess], Any], slot: int, path: str, writing: int, spare: bool) -> None:
         torch.set_num_threads(1)
         process = SlotProcess(slot, self.world_size, path, spare=spare, timeout_s=self.timeout_s)
         try:
@@ -234,9 +242,9 @@ class Fleet:
         return results
 
 
-def _never_return(function: Callable[[], Any]) -> None:
+def _never_return(function: Callable[..., Any], *args: Any) -> None:
     try:
-        function()
+        function(*args)
     except BaseException:
         traceback.print_exc()
     finally:

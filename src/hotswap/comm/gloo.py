@@ -76,8 +76,8 @@ class GlooAdapter:
         links: dict[str, GlooLink] = {spec.key: self.form_alone(spec) for spec in specs if len(spec.members) == 1}
         shared = [spec for spec in specs if len(spec.members) > 1]
         if shared:
-            directory = _Directory(shared, meeting)
             devices = {members: self._new_device() for members in {frozenset(spec.members) for spec in shared}}
+            directory = _Directory(shared, meeting)
             connect_timeout = datetime.timedelta(seconds=max(meeting.remaining_s(), 0.001))
 
             def form_one(spec: GroupSpec) -> GlooLink:
@@ -160,7 +160,9 @@ class _Directory:
     """Every slot's addresses of all groups that are being formed: sent once, when the last own one is known."""
 
     def __init__(self, specs: Sequence[GroupSpec], meeting: Meeting) -> None:
+        """Made when the devices already listen."""
         self._meeting = meeting
+        self._listening = [tcp.local for tcp in sockets.open_tcp_sockets() if tcp.listening]
         self._missing = {spec.key for spec in specs}
         self._own: dict[str, bytes] = {}
         self._listeners: dict[str, SockAddr] = {}
@@ -168,7 +170,7 @@ class _Directory:
         self._pages: dict[Slot, dict[str, Any]] = {}
 
     def enter(self, spec: GroupSpec, address: bytes) -> None:
-        listener = _listener_in(address)
+        listener = self._listener_in(address)
         with self._lock:
             self._own[spec.key] = address
             self._listeners[spec.key] = listener
@@ -177,6 +179,15 @@ class _Directory:
         if complete:
             page = {key: [value.hex(), *self._listeners[key]] for key, value in self._own.items()}
             self._meeting.publish(TOPIC, json.dumps(page).encode())
+
+    def _listener_in(self, address: bytes) -> SockAddr:
+        """The listening socket that a gloo address speaks of: the one of this process whose ``sockaddr`` it contains."""
+        for listener in self._listening:
+            if sockets.packed_address(listener) in address:
+                return listener
+        raise HotswapError(
+            "gloo published an address at which this process does not listen; use a torch version that is tested"
+        )
 
     def find(self, spec: GroupSpec, slot: Slot) -> bytes:
         return self._own[spec.key] if slot == self._meeting.slot else bytes.fromhex(self._entry(spec, slot)[0])
@@ -197,16 +208,6 @@ class _Directory:
             )
         entry: list[Any] = page[spec.key]
         return entry
-
-
-def _listener_in(address: bytes) -> SockAddr:
-    """The listening socket that a gloo address speaks of: the one of this process whose ``sockaddr`` is in its bytes."""
-    for tcp in sockets.open_tcp_sockets():
-        if tcp.listening and sockets.packed_address(tcp.local) in address:
-            return tcp.local
-    raise HotswapError(
-        "gloo published an address at which this process does not listen; this torch version is not supported"
-    )
 
 
 def _assign_sockets(links: Sequence[GlooLink], directory: _Directory) -> None:

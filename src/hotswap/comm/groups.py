@@ -30,7 +30,7 @@ DEVICES = ("cpu", "cuda")
 CONTROL_KEY = "hotswap.control"
 """Key of the private group of all slots that the gate uses."""
 CONNECT_TIMEOUT_S = 60.0
-PARK_GRACE_S = 0.05
+PARK_GRACE_S = 0.02
 """How long a main thread may take to park once its own groups are shut, before all others are shut as well."""
 RETIRE_THREAD = "hotswap-retire"
 
@@ -88,10 +88,9 @@ class Groups:
             raise UsageError(
                 "torch.distributed is already initialised; call hotswap.init() instead of init_process_group(), and before it"
             )
-        global _current
         if BACKEND_NAME not in dist.Backend.backend_list:
             dist.Backend.register_backend(BACKEND_NAME, _create_detached, extended_api=True, devices=list(DEVICES))
-        _current = self
+        _installed[:] = [self]
         p2p.install()
         self._adapter = GlooAdapter(host=self._host, timeout_s=self._timeout_s)
         timeout = datetime.timedelta(seconds=self._timeout_s)
@@ -178,13 +177,19 @@ class Groups:
             ) from error
 
     def abort(
-        self, *, parked: threading.Event, replaced: frozenset[Slot], settle_s: float, deadline_s: float
+        self,
+        *,
+        parked: threading.Event,
+        replaced: frozenset[Slot],
+        settle_s: float,
+        deadline_s: float,
+        grace_s: float = PARK_GRACE_S,
     ) -> AbortReport:
         """End this generation's communication from another thread, so that the main thread gets to park.
 
         First the stop flag, then *settle_s* for every slot to run into a safe point or a blocking operation: a rank that
         is writing when its connection goes down may not notice. Then the groups of *replaced* slots are shut, and all
-        others only when the main thread does not park soon after.
+        others only when the main thread does not park within *grace_s* after that.
         """
         began = time.monotonic()
         self._stop.set()
@@ -193,7 +198,7 @@ class Groups:
             links = dict(self._links)
         first = {key for key, link in links.items() if replaced.intersection(link.spec.members)}
         aborted = self._shut(links, first)
-        if not parked.wait(min(PARK_GRACE_S, deadline_s)):
+        if not parked.wait(min(grace_s, deadline_s)):
             aborted |= self._shut(links, set(links) - first)
         is_parked = parked.wait(max(0.0, began + settle_s + deadline_s - time.monotonic()))
         return AbortReport(aborted=aborted, parked=is_parked, ms=(time.monotonic() - began) * 1e3)
@@ -269,13 +274,13 @@ class Groups:
         self._adapter.retire(old)
 
 
-_current: Groups | None = None
+_installed: list[Groups] = []
+"""The one that c10d's creator callback, which is registered once per process, works for."""
 
 
 def _create_detached(options: Any, backend_options: Any) -> Any:
-    """What c10d calls for every new group of the backend."""
-    assert _current is not None
-    _current._created.append(options)
+    """Record a new group; c10d calls this for each."""
+    _installed[0]._created.append(options)
     return _detached(options.group_rank, options.group_size)
 
 
