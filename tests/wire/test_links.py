@@ -142,3 +142,62 @@ def test_a_worker_hears_that_its_agent_is_gone() -> None:
     with pytest.raises(PeerUnreachable, match="agent is gone"):
         worker.send(w.Connected(generation=1))
     worker.close()
+
+
+def test_flush_waits_for_the_last_byte() -> None:
+    """What the sender has taken off its queue but the kernel has not taken yet counts as well."""
+    nbytes = 8 * 1024 * 1024
+
+    async def scenario() -> None:
+        with listening() as listener:
+            ours, theirs = await connected(listener)
+            ours.send(m.KvSet(generation=1, key="large", value=b"x" * nbytes))
+            reading = asyncio.create_task(theirs.receive())
+            await ours.flush(TIMEOUT_S)
+            ours.close()
+            received = await reading
+            assert isinstance(received, m.KvSet) and len(received.value) == nbytes
+            theirs.close()
+
+    asyncio.run(scenario())
+
+
+def test_flush_gives_up_on_a_peer_that_does_not_read() -> None:
+    async def scenario() -> None:
+        with listening() as listener:
+            ours, theirs = await connected(listener)
+            ours.send(m.KvSet(generation=1, key="large", value=b"x" * (16 * 1024 * 1024)))
+            began = asyncio.get_running_loop().time()
+            await ours.flush(0.2)
+            assert 0.1 < asyncio.get_running_loop().time() - began < 2
+            ours.close()
+            theirs.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("state", ["idle", "receiving", "sending", "ended by the peer"])
+def test_a_closed_link_keeps_no_descriptor(state: str) -> None:
+    async def scenario() -> None:
+        with listening() as listener:
+            ours, theirs = await connected(listener)
+            reading = asyncio.create_task(ours.receive()) if state == "receiving" else None
+            if state == "sending":
+                ours.send(m.KvSet(generation=1, key="large", value=b"x" * (16 * 1024 * 1024)))
+            await asyncio.sleep(0.01)
+            if state == "ended by the peer":
+                theirs.close()
+                with pytest.raises(PeerUnreachable):
+                    await ours.receive()
+            ours.close()
+            theirs.close()
+            await asyncio.sleep(0.01)
+            if reading is not None:
+                with pytest.raises(PeerUnreachable):
+                    await reading
+            assert ours._sock.fileno() == -1
+            assert theirs._sock.fileno() == -1
+            with pytest.raises(PeerUnreachable):
+                await ours.receive()
+
+    asyncio.run(scenario())

@@ -38,6 +38,8 @@ class AsyncLink(Generic[T]):
         self._idle = asyncio.Event()
         self._idle.set()
         self._sender: asyncio.Task[None] | None = None
+        self._sending = False
+        self._receiving = False
         self.closed = False
 
     def send(self, message: T, fds: Sequence[int] = ()) -> None:
@@ -50,6 +52,7 @@ class AsyncLink(Generic[T]):
         self._outbox.append((self._writer.frame(self._codec.encode(message)), tuple(fds)))
         self._idle.clear()
         if self._sender is None:
+            self._sending = True
             self._sender = asyncio.get_running_loop().create_task(self._drain())
         self._wake.set()
 
@@ -69,9 +72,12 @@ class AsyncLink(Generic[T]):
                 self._wake.clear()
                 await self._wake.wait()
         except OSError:
-            self.close()
+            pass
         finally:
             self._idle.set()
+            self._sending = False
+            self.close()
+            self._release()
 
     async def _send_with_fds(self, data: bytes, fds: tuple[int, ...]) -> None:
         loop = asyncio.get_running_loop()
@@ -94,19 +100,27 @@ class AsyncLink(Generic[T]):
 
     async def receive(self) -> T:
         """Next message; PeerUnreachable at the end of the connection, ProtocolError for anything that must not be obeyed."""
-        loop = asyncio.get_running_loop()
         while not self._inbox:
-            try:
-                data = await loop.sock_recv(self._sock, CHUNK)
-            except OSError as error:
-                await self._release()
-                raise PeerUnreachable(f"connection lost: {error}") from None
-            if not data:
-                await self._release()
-                raise PeerUnreachable("connection closed by the peer")
+            data = await self._read()
             self._inbox.extend(self._codec.decode(payload) for payload in self._reader.feed(data))
         message: T = self._inbox.popleft()
         return message
+
+    async def _read(self) -> bytes:
+        if self.closed:
+            raise PeerUnreachable("connection closed")
+        self._receiving = True
+        try:
+            data, why = await asyncio.get_running_loop().sock_recv(self._sock, CHUNK), "closed by the peer"
+        except OSError as error:
+            data, why = b"", f"lost: {error}"
+        finally:
+            self._receiving = False
+            self._release()
+        if not data:
+            self.close()
+            raise PeerUnreachable(f"connection {why}")
+        return data
 
     async def flush(self, timeout_s: float) -> None:
         """Wait until everything queued is with the kernel, at most *timeout_s* seconds."""
@@ -114,20 +128,19 @@ class AsyncLink(Generic[T]):
             await asyncio.wait_for(self._idle.wait(), timeout_s)
 
     def close(self) -> None:
-        """End the connection; what is queued is lost. The receiving side of this link sees the end and frees the descriptor."""
+        """End the connection; what is queued is lost."""
         if self.closed:
             return
         self.closed = True
         self._wake.set()
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
+        self._release()
 
-    async def _release(self) -> None:
+    def _release(self) -> None:
         """Free the descriptor once the event loop watches it no longer: its number may be reused at once."""
-        self.close()
-        if self._sender is not None:
-            await self._sender
-        self._sock.close()
+        if self.closed and not self._sending and not self._receiving:
+            self._sock.close()
 
 
 class WorkerLink:
