@@ -132,8 +132,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--at", choices=(*MOMENTS, "random"), default="random", help="moment of the step (default: drawn)"
     )
-    made.add_argument("--step", type=int, help="step in which it dies (default: the middle one)")
-    made.add_argument("--steps", type=int, default=20, help="training steps (default: 20)")
+    made.add_argument("--step", type=int, help="step in which it dies (default: just after the middle)")
+    made.add_argument("--steps", type=int, default=40, help="training steps (default: 40)")
     made.add_argument(
         "--layout", help="mesh, like tp2,pp2,dp2 (default: tp2,pp2,dp2 for megatron, dp4 for fsdp2, dp3 for ddp)"
     )
@@ -162,7 +162,7 @@ def plan_of(args: argparse.Namespace) -> Plan:
         raise UsageError(
             f"--at {moment}: a step of {args.framework} has no such moment; it has {', '.join(framework.moments)}"
         )
-    step = args.steps // 2 if args.step is None else args.step
+    step = _step(args)
     train = replace(
         framework.defaults, layout=layout, steps=args.steps, seed=args.seed, bf16=args.bf16, overlap=args.overlap
     )
@@ -180,6 +180,11 @@ def plan_of(args: argparse.Namespace) -> Plan:
     return replace(plan, slot=_victim(args, plan, draw)) if args.victim else plan
 
 
+def _step(args: argparse.Namespace) -> int:
+    """Late enough for the spare to be ready, and not a step that begins with an evaluation."""
+    return min(args.steps // 2 + 1, args.steps - 1) if args.step is None else int(args.step)
+
+
 def _require_fitting(args: argparse.Namespace, layout: Layout, nodes: int) -> None:
     if nodes < 1 or layout.slots % nodes:
         raise UsageError(
@@ -189,7 +194,7 @@ def _require_fitting(args: argparse.Namespace, layout: Layout, nodes: int) -> No
         raise UsageError(f"--framework {args.framework} has only the axis dp")
     if args.framework != "megatron" and (args.bf16 or args.overlap):
         raise UsageError("--bf16 and --overlap are for --framework megatron")
-    step = args.steps // 2 if args.step is None else args.step
+    step = _step(args)
     if args.steps < 2 or not 0 <= step < args.steps:
         raise UsageError(f"--step {step}: the steps of this run are 0 to {args.steps - 1}")
     if args.spares < 0 or (args.spares < 1 and args.kill in ("node", "spare")):

@@ -137,14 +137,19 @@ def surviving(records: Iterable[Record], resumed: Mapping[int, int]) -> list[Rec
 
 
 def merge(
-    records: Iterable[Record], resumed: Mapping[int, int], planned: Mapping[int, Mapping[int, tuple[int, ...]]]
+    records: Iterable[Record],
+    resumed: Mapping[int, int],
+    planned: Mapping[int, Mapping[int, tuple[int, ...]]],
+    *,
+    slots: int | None = None,
 ) -> History:
-    """The history that counts, checked: every planned sample consumed once on each slot that should have, and none else.
+    """The history that counts, checked: every slot consumed its samples once in every step, and no others.
 
-    *planned*: step to data-parallel rank to sample ids, for all steps of the job.
+    *planned*: step to data-parallel rank to sample ids, for all steps. *slots*: how many
+    slots the job has, by default as many as left a line.
     """
     kept = surviving(records, resumed)
-    faults = [*_unplanned(kept, planned), *_missing_or_double(kept, planned), *_disagreeing(kept)]
+    faults = [*_unplanned(kept, planned), *_missing_or_double(kept, planned, slots), *_disagreeing(kept)]
     history = History(faults=tuple(faults))
     for record in kept:
         history.sample_ids.setdefault(record.step, {})[record.dp_rank] = record.sample_ids
@@ -163,13 +168,15 @@ def _unplanned(kept: Iterable[Record], planned: Mapping[int, Mapping[int, tuple[
     ]
 
 
-def _missing_or_double(kept: list[Record], planned: Mapping[int, Mapping[int, tuple[int, ...]]]) -> list[str]:
+def _missing_or_double(
+    kept: list[Record], planned: Mapping[int, Mapping[int, tuple[int, ...]]], slots: int | None
+) -> list[str]:
     """All slots of a data-parallel rank work on the same samples: each must have done so once per step."""
-    slots = {(r.dp_rank, r.slot) for r in kept}
     times = Counter((r.step, r.slot) for r in kept)
-    found = [f"data-parallel rank {rank} consumed nothing" for rank in _ranks(planned) - {rank for rank, _ in slots}]
+    expected = range(slots) if slots is not None else sorted({r.slot for r in kept})
+    found = [f"data-parallel rank {rank} consumed nothing" for rank in _ranks(planned) - {r.dp_rank for r in kept}]
     for step in sorted(planned):
-        for _, slot in sorted(slots):
+        for slot in expected:
             if times[step, slot] != 1:
                 found.append(f"slot {slot} consumed the samples of step {step} {times[step, slot]} times")
     return found

@@ -57,7 +57,7 @@ def gather(directory: Path, events_path: Path, fault_log: Path, train: TrainOpti
         step: {rank: tuple(planned_ids(shape, step, rank)) for rank in range(shape.dp_size)}
         for step in range(train.steps)
     }
-    history = merge(read_records(directory), resume_points(events), planned)
+    history = merge(read_records(directory), resume_points(events), planned, slots=train.layout.slots)
     return Evidence(exit_code=exit_code, history=history, final=read_final(directory), events=events, deaths=deaths)
 
 
