@@ -2,13 +2,12 @@
 
 Single-threaded by construction: a fork copies only the calling thread, and a lock another thread holds at that moment would
 stay locked in the child for ever. One server can serve several agents; what it started for one is killed when that one's
-connection ends.
+connection ends, and with each process its descendants.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import hmac
 import importlib
@@ -19,17 +18,21 @@ import signal
 import socket
 import struct
 import sys
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hotswap.errors import UsageError
 from hotswap.node import spawn_child
-from hotswap.node.process import die_with_parent
+from hotswap.node.process import adopt_orphans, die_with_parent, kill_orphans
 from hotswap.node.spawn import LINE_BYTES_MAX
 
-_PR_SET_CHILD_SUBREAPER = 36
 FDS_MAX = 16
+SEND_S = 5
+"""How long a client that does not read may hold the others up before it counts as gone."""
+END_S = 10.0
 
 
 @dataclass(eq=False)
@@ -42,12 +45,13 @@ class _Client:
 
 
 class Server:
-    """The select loop."""
+    """The poll loop."""
 
     def __init__(self, path: str, token: str) -> None:
         """Listen at *path*, for the same user only."""
         self._token = token
-        Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._path = Path(path)
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         mask = os.umask(0o177)
         try:
@@ -55,88 +59,136 @@ class Server:
         finally:
             os.umask(mask)
         self._listener.listen(128)
-        self._path = path
         self._clients: dict[int, _Client] = {}
         self._owner: dict[int, _Client] = {}
+        self._asked_to_leave = False
         self._wake_in, self._wake_out = socket.socketpair()
         for end in (self._wake_in, self._wake_out):
             end.setblocking(False)
-        signal.signal(signal.SIGCHLD, _wake)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, self._leave)
         signal.set_wakeup_fd(self._wake_out.fileno(), warn_on_full_buffer=False)
 
     def serve(self) -> None:
-        """Until standard input ends, that is until whoever started this is gone or done."""
-        while True:
-            watched = [0, self._listener.fileno(), self._wake_in.fileno(), *self._clients]
-            ready = select.select(watched, [], [])[0]
-            if self._wake_in.fileno() in ready:
-                with contextlib.suppress(BlockingIOError):
-                    self._wake_in.recv(4096)
-                self._reap()
-            if 0 in ready and not os.read(0, 4096):
-                return
-            if self._listener.fileno() in ready:
-                sock, _ = self._listener.accept()
-                self._clients[sock.fileno()] = _Client(sock)
-            for number in ready:
-                if number in self._clients:
-                    self._hear(self._clients[number])
+        """Until standard input ends or SIGTERM comes, that is until whoever started this is gone or done."""
+        poll = select.poll()
+        for fd in (0, self._listener.fileno(), self._wake_in.fileno()):
+            poll.register(fd, select.POLLIN)
+        while not self._asked_to_leave:
+            for fd, _ in poll.poll():
+                if fd == 0:
+                    self._asked_to_leave = self._asked_to_leave or not os.read(0, 4096)
+                elif fd == self._wake_in.fileno():
+                    with contextlib.suppress(BlockingIOError):
+                        self._wake_in.recv(4096)
+                    self._reap()
+                elif fd == self._listener.fileno():
+                    poll.register(self._accept(), select.POLLIN)
+                elif fd in self._clients and not self._hear(self._clients[fd]):
+                    poll.unregister(fd)
+                    self._drop(self._clients[fd])
 
     def close(self) -> None:
-        """Kill everything and remove the socket."""
+        """Kill everything that descends from this process, wait until it is gone, remove the socket."""
         signal.set_wakeup_fd(-1)
+        self._listener.close()
+        with contextlib.suppress(OSError):
+            self._path.unlink()
         for client in list(self._clients.values()):
             self._drop(client)
-        self._listener.close()
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._path)
+        # Each death can hand up grandchildren, so this is over when nobody is left, not when all known ones are.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+        deadline = time.monotonic() + END_S
+        while self._reap_all(lambda *_: None) and (left := deadline - time.monotonic()) > 0:
+            kill_orphans(())
+            signal.sigtimedwait([signal.SIGCHLD], left)
 
-    def _hear(self, client: _Client) -> None:
+    def _leave(self, *_: object) -> None:
+        self._asked_to_leave = True
+
+    # --- clients ---------------------------------------------------------------------------------------------------
+
+    def _accept(self) -> int:
+        sock, _ = self._listener.accept()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_S, 0))
+        self._clients[sock.fileno()] = _Client(sock)
+        return sock.fileno()
+
+    def _hear(self, client: _Client) -> bool:
+        """Read and obey; False when the client has to go."""
         try:
             data, fds, _flags, _address = socket.recv_fds(client.sock, 65536, FDS_MAX)
         except OSError:
-            data, fds = b"", []
-        client.fds.extend(fds)
+            return False
+        client.fds += fds
         client.buffer += data
-        if not data or len(client.buffer) > LINE_BYTES_MAX:
-            self._drop(client)
-            return
+        if not data or len(client.buffer) > LINE_BYTES_MAX or len(client.fds) > FDS_MAX:
+            return False
         while b"\n" in client.buffer:
             line, _, client.buffer = client.buffer.partition(b"\n")
-            if not self._obey(client, line):
-                self._drop(client)
-                return
+            try:
+                if not self._obey(client, json.loads(line)):
+                    return False
+            except (ValueError, KeyError, TypeError):
+                return False
+        return True
 
-    def _obey(self, client: _Client, line: bytes) -> bool:
-        try:
-            message: dict[str, Any] = json.loads(line)
-        except ValueError:
-            return False
+    def _obey(self, client: _Client, message: dict[str, Any]) -> bool:
         if not client.trusted:
-            client.trusted = self._trusts(client, str(message.get("token", "")))
-            self._say(client, {} if client.trusted else {"error": "wrong token or another user"})
-            return client.trusted
-        fds = [client.fds.pop(0) for _ in message["fd_names"]]
+            client.trusted = self._trusts(client, str(message["token"]))
+            return (
+                self._say(client, {} if client.trusted else {"error": "wrong token or another user"}) and client.trusted
+            )
+        if "kill" in message:
+            # Only what is not reaped yet: its pid cannot have passed to another process.
+            if message["kill"] in client.children:
+                os.kill(message["kill"], message["signal"])
+            return True
+        count = len(message["fd_names"])
+        if len(client.fds) < count:
+            return False
+        fds, client.fds = client.fds[:count], client.fds[count:]
         try:
             pid = self._fork(message, fds)
-            client.children.add(pid)
-            self._owner[pid] = client
-            self._say(client, {"pid": pid})
         except OSError as error:
-            self._say(client, {"error": str(error)})
+            return self._say(client, {"error": str(error)})
         finally:
             for fd in fds:
                 os.close(fd)
-        return True
+        client.children.add(pid)
+        self._owner[pid] = client
+        return self._say(client, {"pid": pid})
 
     def _trusts(self, client: _Client, token: str) -> bool:
         credentials = client.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         _pid, uid, _gid = struct.unpack("3i", credentials)
         return uid == os.getuid() and hmac.compare_digest(token.encode(), self._token.encode())
 
+    def _say(self, client: _Client, message: dict[str, Any]) -> bool:
+        try:
+            client.sock.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            # The loop then reads its end and drops it.
+            with contextlib.suppress(OSError):
+                client.sock.shutdown(socket.SHUT_RDWR)
+            return False
+        return True
+
+    def _drop(self, client: _Client) -> None:
+        del self._clients[client.sock.fileno()]
+        client.sock.close()
+        for fd in client.fds:
+            os.close(fd)
+        for pid in client.children:
+            del self._owner[pid]
+            os.kill(pid, signal.SIGKILL)
+
+    # --- processes -------------------------------------------------------------------------------------------------
+
     def _fork(self, request: dict[str, Any], fds: list[int]) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
+        server = os.getpid()
         pid = os.fork()
         if pid:
             # Both sides set it, so that neither can act before it is true.
@@ -147,11 +199,9 @@ class Server:
         code = 1
         try:
             signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            die_with_parent()
+            die_with_parent(parent=server)
             self._close_in_child(fds)
             spawn_child.become(request, fds)
-            _set_threads()
             code = spawn_child.run(request)
         except BaseException as error:
             print(f"hotswap: the worker could not start: {error}", file=sys.stderr)
@@ -163,63 +213,40 @@ class Server:
             sock.close()
         for client in self._clients.values():
             for fd in client.fds:
-                if fd not in keep:
-                    os.close(fd)
+                os.close(fd)
             client.sock.close()
-
-    def _say(self, client: _Client, message: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError):
-            client.sock.sendall(json.dumps(message).encode() + b"\n")
+        for fd in keep:
+            os.set_inheritable(fd, False)
 
     def _reap(self) -> None:
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            owner = self._owner.pop(pid, None)
-            if owner is not None:
-                owner.children.discard(pid)
-                self._say(owner, {"exited": pid, "status": os.waitstatus_to_exitcode(status)})
-            self._kill_orphans()
+        if self._reap_all(self._report):
+            kill_orphans(self._owner)
 
-    def _kill_orphans(self) -> None:
-        """Children of dead workers have become ours, for we are their subreaper; nobody needs them any more."""
-        for pid in _children():
-            if pid not in self._owner:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+    def _reap_all(self, report: Callable[[int, int], None]) -> bool:
+        """Reap and report the dead; whether living children are left."""
+        try:
+            while (found := os.waitpid(-1, os.WNOHANG))[0]:
+                report(*found)
+        except ChildProcessError:
+            return False
+        return True
 
-    def _drop(self, client: _Client) -> None:
-        self._clients.pop(client.sock.fileno(), None)
-        client.sock.close()
-        for fd in client.fds:
-            os.close(fd)
-        for pid in client.children:
-            self._owner.pop(pid, None)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+    def _report(self, pid: int, status: int) -> None:
+        owner = self._owner.pop(pid, None)
+        if owner is not None:
+            owner.children.discard(pid)
+            self._say(owner, {"exited": pid, "status": os.waitstatus_to_exitcode(status)})
 
 
-def _wake(*_: Any) -> None:
-    """SIGCHLD has to have a handler for the wake-up descriptor to be written."""
-
-
-def _children() -> list[int]:
-    return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
-
-
-def _set_threads() -> None:
-    if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-
-
-def preload(names: list[str]) -> None:
-    """Import *names*. UsageError naming the module if one of them starts a thread."""
+def preload(names: Sequence[str]) -> None:
+    """Import *names*. UsageError naming the module that fails or starts a thread."""
     for name in names:
-        importlib.import_module(name)
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            raise UsageError(
+                f"preloading {name!r} failed: {type(error).__name__}: {error}; take it out of --preload, or start workers with --no-preload"
+            ) from error
         threads = len(os.listdir("/proc/self/task"))
         if threads != 1:
             raise UsageError(
@@ -230,16 +257,18 @@ def preload(names: list[str]) -> None:
 
 def main() -> int:
     """Entry point of ``python -m hotswap.node.forkserver``: ``{"socket", "token", "preload"}`` as one line on standard input."""
-    die_with_parent()
+    # Not SIGKILL: what descends from the workers is ended by this process, so it must live long enough to do it.
+    die_with_parent(signal.SIGTERM)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    adopt_orphans()
     settings = json.loads(sys.stdin.buffer.readline())
     # BLAS libraries start their threads on import; workers set their own number afterwards.
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"
+    sys.path[:0] = settings.get("path", [])
     try:
         preload(settings["preload"])
-    except (UsageError, ImportError) as error:
+    except UsageError as error:
         print(json.dumps({"error": str(error)}), flush=True)
         return 2
     # What was imported lives as long as the process; children then share its pages instead of copying them on collection.

@@ -1,25 +1,60 @@
-"""What every process of a job does first."""
+"""What every process of a job does first, and what the kernel is asked about processes."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import os
 import signal
 import sys
+from collections.abc import Container
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+# Loaded once, before any fork: a forked child must not have to load a library before it is tied to its parent.
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
-def die_with_parent(number: int = signal.SIGKILL) -> None:
-    """Ask the kernel for signal *number* when the parent dies, so that nothing outlives a killed launcher (prctl(2))."""
-    parent = os.getppid()
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+def die_with_parent(number: int = signal.SIGKILL, *, parent: int | None = None) -> None:
+    """Ask the kernel for signal *number* when the parent dies, so that nothing outlives a killed launcher (prctl(2)).
+
+    *parent* is the process that is expected to live; a parent that is already gone then counts as well.
+    """
+    expected = parent or os.getppid()
+    _prctl(_PR_SET_PDEATHSIG, number)
     # The parent may have died before the request was in place.
-    if os.getppid() != parent:
+    if os.getppid() != expected:
         os.kill(os.getpid(), number)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose parent dies; without this they go to init, where nobody ends them."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def children() -> list[int]:
+    """Pids of this process' children, adopted and dead ones included."""
+    found: list[int] = []
+    for task in Path("/proc/self/task").iterdir():
+        # A thread may end while we look; what it had started then belongs to another one.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found += map(int, (task / "children").read_text().split())
+    return found
+
+
+def kill_orphans(known: Container[int]) -> None:
+    """SIGKILL to every child that is not one of *known*: descendants of dead workers, which nobody needs any more."""
+    for pid in children():
+        if pid not in known:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option})")
 
 
 def set_up_logging() -> None:

@@ -10,11 +10,13 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections import deque
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from hotswap.errors import AuthError, PeerUnreachable, ProtocolError
+from hotswap.node.process import adopt_orphans, children, kill_orphans
 
 LINE_BYTES_MAX = 4 * 1024 * 1024
 ANSWER_S = 30.0
@@ -24,9 +26,9 @@ ANSWER_S = 30.0
 class SpawnRequest:
     """What to run and where.
 
-    ``target``: ``"module:function"``, called with *args* (plain JSON values). ``env`` is added to the environment. The
-    descriptors passed along are announced to the process in the environment variables *fd_names*. ``pgid``: process group
-    to join, so that a whole node can be signalled at once.
+    ``target``: ``"module:function"``, called with *args* (plain JSON values). ``env`` is added to the caller's environment.
+    The descriptors passed along are announced to the process in the environment variables *fd_names*. ``pgid``: process
+    group to join, so that a whole node can be signalled at once.
     """
 
     target: str
@@ -37,6 +39,10 @@ class SpawnRequest:
     stderr_path: str = os.devnull
     pgid: int | None = None
     fd_names: list[str] = field(default_factory=list)
+
+    def to_message(self) -> dict[str, Any]:
+        """As JSON, completed by what the process inherits from the caller, whoever starts it."""
+        return {**asdict(self), "environ": {**os.environ, **self.env}, "parent": os.getpid()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +65,11 @@ class Spawner(Protocol):
     def poll(self) -> list[Exited]:
         """Processes that have ended since the last call; never blocks."""
 
+    def kill(self, pid: int, number: int) -> None:
+        """Signal a process; nothing happens when it has ended, even if its pid belongs to another one by now."""
+
     def close(self) -> None:
-        """End every process that is still running and let go."""
+        """End every process that is still running, with its descendants, and let go."""
 
 
 class ForkServer:
@@ -69,6 +78,11 @@ class ForkServer:
     def __init__(self, sock: socket.socket) -> None:
         """Use ``connect``."""
         self._sock = sock
+        # Ends that were reported while an answer was waited for have left the socket; they are news all the same.
+        self._unread = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._news = select.epoll()
+        self._news.register(sock, select.EPOLLIN)
+        self._news.register(self._unread, select.EPOLLIN)
         self._buffer = b""
         self._exited: deque[Exited] = deque()
 
@@ -82,37 +96,52 @@ class ForkServer:
             sock.close()
             raise PeerUnreachable(f"no fork server at {path}: {error}") from None
         server = cls(sock)
-        server._say({"token": token}, [])
-        answer = server._answer()
+        try:
+            server._say({"token": token}, [])
+            answer = server._answer()
+        except PeerUnreachable:
+            server.close()
+            raise
         if "error" in answer:
-            sock.close()
+            server.close()
             raise AuthError(f"the fork server at {path} refused: {answer['error']}")
         return server
 
     def spawn(self, request: SpawnRequest, fds: list[int]) -> int:
         """Start a process; ProtocolError if the server could not."""
         assert len(fds) == len(request.fd_names), f"{len(fds)} descriptors for {len(request.fd_names)} names"
-        self._say(asdict(request), fds)
+        self._say(request.to_message(), fds)
         answer = self._answer()
         if "error" in answer:
             raise ProtocolError(f"the fork server could not start {request.target}: {answer['error']}")
         return int(answer["pid"])
 
     def fileno(self) -> int:
-        """The connection's descriptor."""
-        return self._sock.fileno()
+        """Readable when ``poll`` has news."""
+        return self._news.fileno()
 
     def poll(self) -> list[Exited]:
         """Ends reported so far. PeerUnreachable when the server is gone: its processes are then gone too."""
-        while select.select([self._sock], [], [], 0)[0]:
-            self._receive()
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._unread)
+        self._note_all()
+        while self._ready(0):
+            self._fill()
+            self._note_all()
         found = list(self._exited)
         self._exited.clear()
         return found
 
+    def kill(self, pid: int, number: int) -> None:
+        """Signal a process, from where it cannot have been reaped unnoticed."""
+        self._say({"kill": pid, "signal": number}, [])
+
     def close(self) -> None:
         """Leave; the server ends what is still running."""
-        self._sock.close()
+        if self._sock.fileno() >= 0:
+            self._sock.close()
+            self._news.close()
+            os.close(self._unread)
 
     def _say(self, message: dict[str, Any], fds: list[int]) -> None:
         data = json.dumps(message).encode() + b"\n"
@@ -124,22 +153,28 @@ class ForkServer:
 
     def _answer(self) -> dict[str, Any]:
         """The next message that is not the report of an end."""
+        deadline = time.monotonic() + ANSWER_S
         while True:
-            line = self._line()
-            if line is not None:
-                message: dict[str, Any] = json.loads(line)
-                if "exited" not in message:
-                    return message
+            message = self._message()
+            if message is None:
+                if not self._ready(deadline - time.monotonic()):
+                    raise PeerUnreachable(f"the fork server did not answer within {ANSWER_S:g} s")
+                self._fill()
+            elif "exited" in message:
                 self._note(message)
-                continue
-            if not select.select([self._sock], [], [], ANSWER_S)[0]:
-                raise PeerUnreachable(f"the fork server did not answer within {ANSWER_S:g} s")
-            self._fill()
+            else:
+                if self._buffer or self._exited:
+                    os.eventfd_write(self._unread, 1)
+                return message
 
-    def _receive(self) -> None:
-        self._fill()
-        while (line := self._line()) is not None:
-            self._note(json.loads(line))
+    def _ready(self, timeout_s: float) -> bool:
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        return bool(poll.poll(max(0.0, timeout_s) * 1000))
+
+    def _note_all(self) -> None:
+        while (message := self._message()) is not None:
+            self._note(message)
 
     def _fill(self) -> None:
         try:
@@ -150,26 +185,31 @@ class ForkServer:
             raise PeerUnreachable("the fork server is gone")
         self._buffer += data
 
-    def _line(self) -> bytes | None:
+    def _message(self) -> dict[str, Any] | None:
         head, separator, rest = self._buffer.partition(b"\n")
         if not separator:
             return None
         self._buffer = rest
-        return head
+        return dict(json.loads(head))
 
     def _note(self, message: dict[str, Any]) -> None:
         self._exited.append(Exited(pid=int(message["exited"]), status=int(message["status"])))
 
 
 class ExecSpawner:
-    """Starts a new interpreter for each process: slower, but nothing is shared with a preloaded parent."""
+    """Starts a new interpreter for each process: slower, but nothing is shared with a preloaded parent.
+
+    Takes over SIGCHLD and adopts orphans: from now on, the process that has one starts its children through it alone.
+    """
 
     def __init__(self) -> None:
         """Nothing is started yet."""
+        self._others = frozenset(children())
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._ours, self._theirs = socket.socketpair()
         self._ours.setblocking(False)
         self._theirs.setblocking(False)
+        adopt_orphans()
         signal.signal(signal.SIGCHLD, self._woken)
 
     def _woken(self, *_: Any) -> None:
@@ -178,11 +218,11 @@ class ExecSpawner:
 
     def spawn(self, request: SpawnRequest, fds: list[int]) -> int:
         """Start a process."""
+        names = dict(zip(request.fd_names, map(str, fds), strict=True))
         with open(request.stdout_path, "ab") as out, open(request.stderr_path, "ab") as err:
-            names = dict(zip(request.fd_names, map(str, fds), strict=True))
             process = subprocess.Popen(
-                [sys.executable, "-m", "hotswap.node.spawn_child"],
-                env={**os.environ, **request.env, **names, "PYTHONUNBUFFERED": "1"},
+                [sys.executable, "-u", "-m", "hotswap.node.spawn_child"],
+                env={**os.environ, **request.env, **names},
                 cwd=request.cwd,
                 stdin=subprocess.PIPE,
                 stdout=out,
@@ -191,7 +231,7 @@ class ExecSpawner:
             )
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
-            stdin.write(json.dumps(asdict(request)).encode())
+            stdin.write(json.dumps(request.to_message()).encode())
         self._processes[process.pid] = process
         return process.pid
 
@@ -200,19 +240,39 @@ class ExecSpawner:
         return self._ours.fileno()
 
     def poll(self) -> list[Exited]:
-        """Reap what has ended."""
+        """Reap what has ended, and end what it has left behind."""
         with contextlib.suppress(BlockingIOError):
             self._ours.recv(4096)
         ended = [process for process in self._processes.values() if process.poll() is not None]
         for process in ended:
             del self._processes[process.pid]
+        self._end_orphans()
         return [Exited(pid=process.pid, status=int(process.returncode)) for process in ended]
+
+    def kill(self, pid: int, number: int) -> None:
+        """Signal a process that ``poll`` has not reported yet."""
+        if pid in self._processes:
+            self._processes[pid].send_signal(number)
 
     def close(self) -> None:
         """Kill and reap what is left."""
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for process in self._processes.values():
             process.kill()
             process.wait()
+        self._processes.clear()
+        # Each death can hand up further ones.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+        end = time.monotonic() + ANSWER_S
+        while self._end_orphans() and (left := end - time.monotonic()) > 0:
+            signal.sigtimedwait([signal.SIGCHLD], left)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._ours.close()
         self._theirs.close()
+
+    def _end_orphans(self) -> bool:
+        """Reap dead orphans and kill living ones; whether there are any left."""
+        known = self._others.union(self._processes)
+        kill_orphans(known)
+        orphans = [pid for pid in children() if pid not in known]
+        return 0 in [os.waitpid(pid, os.WNOHANG)[0] for pid in orphans]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import importlib
 import json
 import os
@@ -12,19 +13,29 @@ import threading
 import traceback
 from typing import Any, NoReturn
 
-from hotswap.node.process import die_with_parent
+from hotswap.node.process import adopt_orphans, die_with_parent
+
+NUMBER_OF_THREADS = "OMP_NUM_THREADS"
+
+
+def call(request: dict[str, Any]) -> None:
+    """Call the target."""
+    module, _, function = request["target"].partition(":")
+    getattr(importlib.import_module(module), function)(*request["args"])
 
 
 def run(request: dict[str, Any]) -> int:
-    """Call the target; the exit code that Python itself would give."""
-    module, _, function = request["target"].partition(":")
+    """Call the target in a fork; the exit code that Python itself would give, or minus the number of a signal."""
     try:
-        getattr(importlib.import_module(module), function)(*request["args"])
+        call(request)
     except SystemExit as error:
         if error.code is None or isinstance(error.code, int):
             return error.code or 0
         print(error.code, file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        traceback.print_exc()
+        return -signal.SIGINT
     except BaseException:
         traceback.print_exc()
         return 1
@@ -32,45 +43,73 @@ def run(request: dict[str, Any]) -> int:
 
 
 def leave(code: int) -> NoReturn:
-    """End as an interpreter ends: non-daemon threads first, then exit handlers, then buffers."""
+    """End a fork as an interpreter ends: non-daemon threads first, then exit handlers, then buffers."""
     try:
-        threading._shutdown()  # type: ignore[attr-defined]
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for finish in (threading._shutdown, atexit._run_exitfuncs, sys.stdout.flush, sys.stderr.flush):  # type: ignore[attr-defined]
+            try:
+                finish()
+            except BaseException:
+                traceback.print_exc()
+        if code < 0:
+            signal.signal(-code, signal.SIG_DFL)
+            os.kill(os.getpid(), -code)
     finally:
         os._exit(code & 0xFF)
 
 
 def become(request: dict[str, Any], fds: list[int]) -> None:
     """In a fresh fork: group, output, environment. *fds* are those that stay open beside the standard ones."""
-    if request["pgid"] is not None:
-        os.setpgid(0, request["pgid"])
-    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+    join(request)
+    for number in (signal.SIGCHLD, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
-    for path, number in ((request["stdout_path"], 1), (request["stderr_path"], 2)):
-        target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        os.dup2(target, number)
-        os.close(target)
-    sys.stdin = open(0, closefd=False)
-    sys.stdout = open(1, "w", buffering=1, closefd=False)
-    sys.stderr = open(2, "w", buffering=1, closefd=False)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    _redirect(os.devnull, os.O_RDONLY, 0)
+    _redirect(request["stdout_path"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 1)
+    _redirect(request["stderr_path"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 2)
+    # Open for as long as the process lives.
+    stdin, stdout = open(0, closefd=False), open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+    stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+    sys.stdin, sys.stdout, sys.stderr = stdin, stdout, stderr
+    sys.__stdin__, sys.__stdout__, sys.__stderr__ = stdin, stdout, stderr  # type: ignore[misc]
     os.chdir(request["cwd"])
-    os.environ.update(request["env"])
+    # Nothing of the fork server's own environment: it may have been started for somebody else.
+    os.environ.clear()
+    os.environ.update(request["environ"])
     os.environ.update(zip(request["fd_names"], map(str, fds), strict=True))
+    _settle_libraries()
 
 
-def main() -> int:
-    """Entry point of ``python -m hotswap.node.spawn_child``: the request comes on standard input."""
-    die_with_parent()
-    request = json.loads(sys.stdin.buffer.read())
+def join(request: dict[str, Any]) -> None:
+    """Enter the node's process group; adopt what this process' own children leave behind, and hand it up when it ends."""
     if request["pgid"] is not None:
         os.setpgid(0, request["pgid"])
-    return run(request)
+    adopt_orphans()
+
+
+def _redirect(path: str, flags: int, number: int) -> None:
+    target = os.open(path, flags, 0o600)
+    os.dup2(target, number)
+    os.close(target)
+
+
+def _settle_libraries() -> None:
+    """What libraries read or drew when they were imported in the fork server is set again for this process."""
+    if "torch" in sys.modules:
+        with contextlib.suppress(ValueError, RuntimeError):
+            sys.modules["torch"].set_num_threads(int(os.environ.get(NUMBER_OF_THREADS, "1")))
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+
+
+def main() -> None:
+    """Entry point of ``python -m hotswap.node.spawn_child``: the request comes on standard input."""
+    request = json.loads(sys.stdin.buffer.read())
+    die_with_parent(parent=request["parent"])
+    join(request)
+    for name in request["fd_names"]:
+        os.set_inheritable(int(os.environ[name]), False)
+    call(request)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
