@@ -184,6 +184,8 @@ def test_a_fence_in_the_middle_of_a_push_makes_it_void(owner: Site, holder: Site
     owner.client.on_chunk = None
     assert sent
     assert held(holder.vault, REPLICA) == [(0, 1)]
+    # The holder stops taking bytes that nobody will ever want.
+    assert holder.server.stats().bytes_in == nbytes
     push(owner, holder, section(step=2, generation=2, unique=nbytes))
     eventually(lambda: holder.vault.bytes_reserved == 2 * nbytes)
 

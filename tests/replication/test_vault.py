@@ -75,6 +75,15 @@ def test_the_next_buffer_is_never_the_one_with_the_newest_version(vault: Vault) 
         assert held(vault, OWN) == [(0, s) for s in (step - 1, step) if s]
 
 
+def test_not_even_a_restore_that_is_going_on_makes_the_newest_version_the_next_to_go(vault: Vault) -> None:
+    complete(vault, section(step=1))
+    newest = vault.find(0, 1)
+    adoption = vault.begin_adoption(section(step=2))
+    assert newest is not None
+    assert vault.next_buffer(0) != newest.buffer
+    adoption.abandon()
+
+
 def test_a_torn_buffer_is_used_again_before_a_complete_one(vault: Vault) -> None:
     complete(vault, section(step=1))
     torn = vault.next_buffer(0)
@@ -200,6 +209,13 @@ def test_a_replica_in_the_making_dies_with_its_generation(vault: Vault) -> None:
     with pytest.raises(Fenced, match="generation 2"):
         writer.commit(checksums(writer.view))
     assert held(vault, REPLICA) == [(0, 1)]
+
+
+def test_a_dead_writer_is_told_so_whatever_it_has_written(vault: Vault) -> None:
+    writer = vault.begin_replica(section(generation=1))
+    vault.fence(2)
+    with pytest.raises(Fenced):
+        writer.commit((1, 2, 3))
 
 
 def test_a_restore_in_the_making_dies_with_its_generation(vault: Vault) -> None:
@@ -430,6 +446,26 @@ def test_a_new_adoption_waits_until_nobody_writes_for_the_old_one(vault: Vault) 
     thread.join(5)
     result[0].commit()
     assert held(vault, OWN) == [(3, 1)]
+
+
+def test_a_worker_that_writes_makes_a_restore_of_its_slot_void(vault: Vault) -> None:
+    """Otherwise the restore would end later and put an older step over the newest one."""
+    complete(vault, section(step=1))
+    adoption = vault.begin_adoption(section(step=1, generation=2))
+    vault.snapshot_begin(0, vault.next_buffer(0))
+    with pytest.raises(Fenced, match="goes on without it"):
+        adoption.commit()
+    assert held(vault, OWN) == [(0, 1)]
+
+
+def test_a_snapshot_in_a_buffer_that_a_dead_restore_still_writes_to_is_refused(vault: Vault) -> None:
+    complete(vault, section(step=1))
+    adoption = vault.begin_adoption(section(step=1, generation=2))
+    with pytest.raises(ProtocolError, match="shares its buffer"):
+        complete(vault, section(step=2))
+    adoption.abandon()
+    complete(vault, section(step=2))
+    assert held(vault, OWN) == [(0, 1), (0, 2)]
 
 
 def test_a_stuck_adoption_does_not_block_for_ever(vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:

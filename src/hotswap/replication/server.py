@@ -270,10 +270,6 @@ class TransferServer:
                 require_equal(found, end.checksums, what=f"replica of {section}", where=where)
                 incoming.received(part, found)
                 connection.send(Received(offset=part.offset), deadline)
-        except PeerUnreachable:
-            # The transfer can't become whole any more, whatever its other connections still send.
-            incoming.connection.interrupt()
-            raise
         finally:
             incoming.leave(connection)
 

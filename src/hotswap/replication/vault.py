@@ -115,6 +115,7 @@ class Vault:
         """The worker is about to write to *buffer*: what was in it no longer counts."""
         with self._lock:
             entry = self._entry(slot, buffer)
+            self._kill_writer(HeldKind.OWN, slot, "the slot's worker goes on without it")
             clear(entry)
 
     def snapshot_complete(
@@ -127,6 +128,8 @@ class Vault:
         with self._lock:
             entry = self._entry(slot, buffer)
             require_room(entry, section)
+            if entry.writing:
+                raise ProtocolError(f"the snapshot of {section} shares its buffer with a restore that has not ended")
             if generation < self._fence:
                 clear(entry)
                 raise self._fenced(section)
