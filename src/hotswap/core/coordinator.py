@@ -164,6 +164,8 @@ class Coordinator:
             job.record("node_surplus", {"node": node})
         job.roster.enter(message, job.newest_generation)
         job.detector.heard(node, now)
+        if message.protected:
+            job.protect()
         for built in message.built:
             job.peers[built.slot] = built.peers
         if job.running:
@@ -276,7 +278,10 @@ class Coordinator:
             self._complete_at = None
         if missed:
             cause = f"{missed[0]} lost: {gone[missed[0]]}" if len(missed) == 1 else f"{', '.join(missed)} lost"
-            job.recover(cause, now)
+            if job.protected:
+                job.recover(cause, now)
+            else:
+                job.stop(EXIT_REQUEUE, f"{cause}, before any worker had called hotswap.init()")
         elif self.phase is Phase.FENCING:
             job.try_plan(now)
 
@@ -312,6 +317,10 @@ class Coordinator:
             job.roster[node].lost.add(slot)
         elif not job.started and message.status > 0:
             job.stop(EXIT_USER_ERROR, f"the worker of slot {slot} failed before the first step: {message.detail}")
+        elif not job.protected:
+            job.stop(
+                128 - message.status, f"the worker of slot {slot} was lost before hotswap.init(): {message.detail}"
+            )
         elif self._may_respawn(slot):
             job.recover(f"worker of slot {slot} lost ({message.detail})", now, {slot})
         elif message.status < 0 and job.spares():
@@ -352,6 +361,8 @@ class Coordinator:
             self.job.stop(EXIT_OK, "every worker finished")
 
     def _on_heartbeat(self, node: NodeId, message: m.Heartbeat, now: float) -> None:
+        if message.protected:
+            self.job.protect()
         if self.phase in (Phase.REDOING, Phase.TRAINING):
             self._acknowledge(node, message.acked, now)
 

@@ -41,6 +41,7 @@ class Job:
         self.shards = Shards()
         self.recovery: Recovery | None = None
         self.started = False
+        self.protected = False
         self.acked: dict[Slot, Step] = {}
         self.committed: Step | None = None
         self.finished: set[Slot] = set()
@@ -167,7 +168,7 @@ class Job:
             places=self.current.places,
             endpoints=self.roster.endpoints,
             lost=tuple(sorted(self.recovery.lost)) if self.recovery is not None else (),
-            positions=self.roster.positions(node, self.current),
+            positions=self.roster.positions(node, self.current) if self.protected else (),
             valid_to=self.history.valid_to(self.roster[node].knows),
         )
 
@@ -251,6 +252,13 @@ class Job:
         self.history.planned(self.current.generation, step)
         self.shards.undo_after(step)
 
+    def protect(self) -> None:
+        """The script turns out to use hotswap: it can be recovered, and spares may run it as well."""
+        if not self.protected:
+            self.protected = True
+            for node in self.spares() if self.running else ():
+                self.send(node, self.fence_message(node))
+
     # --- go --------------------------------------------------------------------------------------------------------
 
     def go(self, now: float) -> None:
@@ -332,7 +340,7 @@ class Job:
         if self.phase is Phase.FENCING:
             return self.attempt.phase_at + limits.phase_s
         if self.phase is Phase.REBUILDING and self.roster.unbuilt(self.current):
-            return self.attempt.phase_at + limits.build_s
+            return self.attempt.phase_at + limits.build_s if self.protected else float("inf")
         if self.phase in (Phase.REBUILDING, Phase.RESTORING):
             return max(self.attempt.phase_at, self.built_at) + limits.phase_s
         return float("inf")

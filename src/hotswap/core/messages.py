@@ -30,7 +30,7 @@ class Register:
     """First message of every connection. After a coordinator restart it carries all that the coordinator needs to know.
 
     ``generation`` is the newest fence the agent has accepted (0: none), ``places`` the membership that goes with it,
-    ``training`` whether that generation was told to go.
+    ``training`` whether that generation was told to go. ``protected``: a worker of this node has called ``hotswap.init()``.
     """
 
     node: NodeId
@@ -44,14 +44,19 @@ class Register:
     lost: tuple[Slot, ...] = ()
     finished: tuple[Slot, ...] = ()
     checkpoint_step: Step | None = None
+    protected: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class Heartbeat:
-    """Still there. ``acked``: for each slot, the newest step whose snapshot is complete here and at its holder."""
+    """Still there. ``acked``: for each slot, the newest step whose snapshot is complete here and at its holder.
+
+    ``protected`` as in Register.
+    """
 
     generation: Generation
     acked: dict[Slot, Step] = field(default_factory=dict)
+    protected: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
