@@ -222,7 +222,8 @@ class Agent:
                 worker.kill()
 
     def _unparked(self) -> list[WorkerProcess]:
-        return [worker for worker in self.workers.values() if worker.alive and worker.loaded and worker.parked is None]
+        """Also the dead whose last words are not read yet: one of them may say which buffer it was overwriting."""
+        return [worker for worker in self.workers.values() if worker.loaded and worker.parked is None]
 
     def _answer_fence(self) -> None:
         if self._unparked():
@@ -297,6 +298,7 @@ class Agent:
         if go.generation != self.generation:
             return
         self.training = True
+        self.memory.forget_moved_replicas()
         for worker in self.workers.values():
             worker.link.send(go)
 

@@ -177,6 +177,8 @@ class MemoryKeeper:
         self.acked.clear()
         self._holders = {}
         self.vault.fence(generation)
+        # A fetch of the old generation would otherwise go on until its peer's silence is noticed.
+        self._client.interrupt()
 
     def inventory(self) -> tuple[Held, ...]:
         """What is complete here."""
@@ -190,6 +192,12 @@ class MemoryKeeper:
             self.vault.truncate(item.slot, plan.resume_step)
             if item.kind is HeldKind.OWN and item.slot not in mine and not _is_source(plan, self._node, item.slot):
                 self.vault.forget(item.slot, HeldKind.OWN)
+
+    def forget_moved_replicas(self) -> None:
+        """Free replicas that another node holds now. Not before everybody is restored: they were sources until then."""
+        for item in self.vault.inventory():
+            if item.kind is HeldKind.REPLICA and self._holders.get(item.slot) != self._node:
+                self.vault.forget(item.slot, HeldKind.REPLICA)
 
     async def locate(self, slot: Slot, source: Source, step: Step) -> Located | None:
         """Bring the state of *step* into the memory granted to *slot*; None when its worker needs none of it."""
@@ -269,7 +277,12 @@ class MemoryKeeper:
         try:
             located = self.vault.pin(slot, step)
         except HotswapError as error:
-            log.warning("no durable checkpoint of slot %d at step %d (is the last one still being written?): %s", slot, step, error)
+            log.warning(
+                "no durable checkpoint of slot %d at step %d (is the last one still being written?): %s",
+                slot,
+                step,
+                error,
+            )
             return
         memory = self.vault.granted(slot)[located.buffer]
         path = str(durable_index.slot_directory(Path(self._config.checkpoint_dir), step, slot))
@@ -279,7 +292,12 @@ class MemoryKeeper:
             if status == 0:
                 self._on_durable(slot, step)
             else:
-                log.warning("durable checkpoint of slot %d at step %d failed with status %d (see helpers.log); training goes on", slot, step, status)
+                log.warning(
+                    "durable checkpoint of slot %d at step %d failed with status %d (see helpers.log); training goes on",
+                    slot,
+                    step,
+                    status,
+                )
 
         args = [path, memory.nbytes, located.shared_nbytes, located.unique_nbytes]
         try:
