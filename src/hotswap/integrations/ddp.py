@@ -86,6 +86,12 @@ def _synchronised(wrapper: Any) -> Iterator[torch.Tensor]:
             yield tensor.detach()
 
 
+def _forget_backward(wrapper: Any) -> None:
+    wrapper.reducer._reset_state()
+    wrapper._has_rebuilt_buckets = False
+    wrapper.require_forward_param_sync = True
+
+
 def _require_plain(chunk: nn.Module) -> Any:
     if not isinstance(chunk, nn.parallel.DistributedDataParallel):
         raise UsageError(

@@ -35,6 +35,7 @@ class MegatronAdapter(ModuleAdapter):
         _refuse_unsupported(chunks, members)
         super().__init__(chunks, [o.optimizer for o in self._active])
         self._wrapped = cast("list[Any]", self.chunks)
+        self._frozen = {id(p) for c in self._wrapped for p in c.parameters() if p not in c.param_to_bucket_group}
         self._main_of = {id(main): model for main, model in self._main_and_model()}
         self._sync_functions = [(c.config.grad_sync_func, c.config.param_sync_func) for c in self._wrapped]
 
@@ -54,7 +55,7 @@ class MegatronAdapter(ModuleAdapter):
 
     def _holders(self, parameter: torch.Tensor) -> tuple[int, ...]:
         chunk: Any = self.chunks[0]
-        if self._distributed and parameter.requires_grad:
+        if self._distributed and id(parameter) not in self._frozen:
             if chunk.ddp_config.num_distributed_optimizer_instances == 1:
                 return ()
             group = chunk.inter_dist_opt_group

@@ -1,0 +1,185 @@
+"""What each rank of a fleet does; results are JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from typing import Any
+
+import torch
+from state_fleet import FileRendezvous
+from state_kept import KEPT
+from state_programs import Boom, TorchProgram, seed
+
+from hotswap.comm import Groups
+from hotswap.integrations import discover
+from hotswap.integrations.base import local
+from hotswap.replication.capture import Capture
+
+
+class Rank:
+    """Groups of one rank and the generations it goes through."""
+
+    def __init__(self, rank: int, world: int, rendezvous: FileRendezvous, timeout_s: float = 20.0) -> None:
+        self.groups = Groups(slot=rank, world_size=world, timeout_s=timeout_s)
+        self.groups.install()
+        self._rendezvous = rendezvous
+        self._generation = 0
+
+    def connect(self) -> None:
+        self._generation += 1
+        self.groups.connect(self._generation, self._rendezvous)
+
+    def detach(self) -> None:
+        self.groups.detach()
+
+
+class Run:
+    """A program and its capture."""
+
+    def __init__(self, program: str, rank: int, world: int, start: int, **options: Any) -> None:
+        if program == "megatron":
+            from state_megatron import MegatronProgram
+
+            self.program: Any = MegatronProgram(rank, start, **options)
+        else:
+            self.program = TorchProgram(program, rank, world, start, **options)
+        self.slot = rank
+        self.capture = Capture(discover(self.program.model, self.program.optimizer, **self.program.extras))
+        self.snapshots: dict[int, tuple[bytearray, int, int]] = {}
+
+    def snap(self, step: int) -> None:
+        buffer = bytearray(self.capture.nbytes() + 512)
+        self.snapshots[step] = (buffer, *self.capture.write(buffer, slot=self.slot, generation=1, step=step))
+
+    def restore(self, snapshot: tuple[bytearray, int, int], step: int, *, heavy: bool) -> None:
+        self.capture.read(*snapshot, slot=self.slot, step=step, heavy=heavy)
+
+    def materialise(self) -> None:
+        for adapter in self.capture.adapters:
+            adapter.materialise()
+
+    def reset(self) -> None:
+        for adapter in self.capture.adapters:
+            adapter.reset()
+
+
+def swaps(
+    rank: int,
+    world: int,
+    rendezvous: FileRendezvous,
+    *,
+    program: str,
+    failures: list[dict[str, Any]],
+    steps: int,
+    heavy: bool = False,
+    keep: str | None = None,
+    timeout_s: float = 20.0,
+    options: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Run undisturbed; then again with failures, after each of which some ranks are replaced by fresh programs.
+
+    A failure is {step, at, nth, victims, detached}. A failed attempt runs on detached groups, so that every rank can
+    fail where it likes, as in a real abort; where no collective is under way it may as well run on connected ones.
+    ``keep`` names a part of the survivors' state that reset is kept from resetting.
+    """
+    me = Rank(rank, world, rendezvous, timeout_s)
+    undisturbed = Run(program, rank, world, 5, **(options or {}))
+    run = Run(program, rank, world, 5, **(options or {}))
+    me.connect()
+    seed_again(5, rank)
+    reference = trajectory(undisturbed, 0, steps)
+    run.restore(undisturbed.snapshots[0], 0, heavy=True)
+    run.materialise()
+    digests: list[str] = []
+    done, raised = 0, []
+    for failure in failures:
+        digests += trajectory(run, done, failure["step"])[:-1]
+        done = failure["step"]
+        if failure.get("detached", True):
+            me.detach()
+        raised.append(attempt_fails(run, failure["at"], failure.get("nth", 1)))
+        me.detach()
+        snapshot, is_victim = run.snapshots[done], rank in failure["victims"]
+        if is_victim:
+            run = Run(program, rank, world, 99, **(options or {}))
+        reset_but(keep, run)
+        me.connect()
+        run.restore(snapshot, done, heavy=heavy or is_victim)
+        run.materialise()
+    digests += trajectory(run, done, steps)
+    last = run.snapshots[steps]
+    return {
+        "reference": reference,
+        "digests": digests,
+        "raised": raised,
+        "peers": run.capture.peers(),
+        "shared": hashlib.sha256(last[0][: last[1]]).hexdigest(),
+        "shared_nbytes": last[1],
+        "unique_nbytes": last[2],
+        "shape": run.capture.adapters[0].shape(),
+    }
+
+
+def seed_again(start: int, rank: int) -> None:
+    seed(start + 17 * rank)
+
+
+def trajectory(run: Run, begin: int, end: int) -> list[str]:
+    """Digests at the boundaries ``begin`` to ``end``."""
+    digests = []
+    for step in range(begin, end + 1):
+        run.snap(step)
+        digests.append(run.capture.digest())
+        if step < end:
+            run.program.step()
+    return digests
+
+
+def attempt_fails(run: Run, at: str | None, nth: int) -> bool:
+    if at is None:
+        return False
+    run.program.faults.arm(at, nth)
+    with contextlib.suppress(Boom):
+        run.program.step()
+        return False
+    return True
+
+
+def reset_but(keep: str | None, run: Run) -> None:
+    """Reset; then put back what survivors had in the part called ``keep``, as if reset had forgotten it."""
+    put_back = KEPT[keep](run.program) if keep else lambda: None
+    run.reset()
+    put_back()
+
+
+def unhindered(rank: int, world: int, rendezvous: FileRendezvous, *, program: str, steps: int) -> list[str]:
+    """Hashes of the parameters over some steps without any capture: what the framework alone computes."""
+    me = Rank(rank, world, rendezvous)
+    run = Run(program, rank, world, 5)
+    me.connect()
+    hashes = [parameter_hash(run)]
+    for _ in range(steps):
+        run.program.step()
+        hashes.append(parameter_hash(run))
+    return hashes
+
+
+def captured(rank: int, world: int, rendezvous: FileRendezvous, *, program: str, steps: int) -> list[str]:
+    """The same, with a snapshot at every boundary."""
+    me = Rank(rank, world, rendezvous)
+    run = Run(program, rank, world, 5)
+    me.connect()
+    hashes = [parameter_hash(run)]
+    for step in range(steps):
+        run.snap(step)
+        run.program.step()
+        hashes.append(parameter_hash(run))
+    return hashes
+
+
+def parameter_hash(run: Run) -> str:
+    total = hashlib.sha256()
+    for parameter in run.program.model.parameters():
+        total.update(local(parameter).detach().reshape(-1).contiguous().view(torch.uint8).numpy())
+    return total.hexdigest()

@@ -1,0 +1,98 @@
+"""Plain torch, DDP, FSDP2 and HSDP: after failures and replacements every later state is that of the undisturbed run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from state_fleet import Template
+
+WORLD = 4
+
+
+def fail(step: int, at: str | None, *victims: int, nth: int = 1, detached: bool = True) -> dict[str, Any]:
+    return {"step": step, "at": at, "victims": victims, "nth": nth, "detached": detached}
+
+
+def require_identical(results: list[dict[str, Any]], failures: list[dict[str, Any]]) -> None:
+    for rank, result in enumerate(results):
+        assert result["raised"] == [failure["at"] is not None for failure in failures], f"rank {rank}"
+        assert result["digests"] == result["reference"], f"rank {rank}"
+
+
+def require_shared_is_shared(results: list[dict[str, Any]]) -> None:
+    for rank, result in enumerate(results):
+        for peer in result["peers"]:
+            assert results[peer]["shared"] == result["shared"], f"ranks {rank} and {peer}"
+
+
+@pytest.mark.parametrize("heavy", [False, True], ids=["light", "heavy"])
+@pytest.mark.parametrize("kind", ["plain", "fsdp2", "hsdp"])
+def test_every_state_after_swaps_is_that_of_the_undisturbed_run(torch_fleet: Template, kind: str, heavy: bool) -> None:
+    failures = [
+        fail(0, "forward", 1, nth=2),
+        fail(1, "backward", 0, 2),
+        fail(1, "backward", 3, nth=2),
+        fail(2, "prestep", 3),
+        fail(3, None, 0, 1, 2, 3),
+    ]
+    results = torch_fleet.run("swaps", WORLD, program=kind, failures=failures, steps=4, heavy=heavy)
+    require_identical(results, failures)
+    require_shared_is_shared(results)
+
+
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, {"find_unused_parameters": True}], ids=str)
+def test_ddp_sums_in_the_order_of_the_undisturbed_run(torch_fleet: Template, options: dict[str, Any]) -> None:
+    failures = [
+        fail(0, "forward", 1),
+        fail(0, "backward", 2, nth=2),
+        fail(1, "backward", 0, nth=2),
+        fail(1, None, 1),
+        fail(2, "prestep", 3, detached=False),
+    ]
+    results = torch_fleet.run("swaps", WORLD, program="ddp", failures=failures, steps=4, options=options)
+    require_identical(results, failures)
+    require_shared_is_shared(results)
+    assert results[0]["peers"] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_capturing_changes_nothing(torch_fleet: Template, kind: str) -> None:
+    """The buckets that hotswap lets DDP agree on early are those DDP would have agreed on."""
+    plain = torch_fleet.run("unhindered", WORLD, program=kind, steps=4)
+    assert torch_fleet.run("captured", WORLD, program=kind, steps=4) == plain
+
+
+def test_half_precision_state(torch_fleet: Template) -> None:
+    failures = [fail(1, "backward", 1)]
+    options = {"dtype": "bfloat16"}
+    results = torch_fleet.run("swaps", WORLD, program="fsdp2", failures=failures, steps=3, options=options)
+    require_identical(results, failures)
+
+
+def test_who_holds_what(torch_fleet: Template) -> None:
+    found = {
+        kind: torch_fleet.run("swaps", WORLD, program=kind, failures=[], steps=1)
+        for kind in ("plain", "ddp", "fsdp2", "hsdp")
+    }
+    assert [r["peers"] for r in found["hsdp"]] == [[2], [3], [0], [1]]
+    assert [r["peers"] for r in found["ddp"]] == [[1, 2, 3], [0, 2, 3], [0, 1, 3], [0, 1, 2]]
+    assert all(r["peers"] == [] and r["shared_nbytes"] == 0 for r in found["plain"] + found["fsdp2"])
+    assert len({r["shape"] for r in found["ddp"]}) == 1
+    assert len({r["shape"] for r in found["fsdp2"]}) == WORLD
+
+
+@pytest.mark.parametrize(
+    ("kind", "keep", "at", "nth"),
+    [
+        ("ddp", "reducer", "backward", 2),
+        ("fsdp2", "fsdp_state", "backward", 1),
+        ("fsdp2", "fsdp_root", "forward", 1),
+        ("fsdp2", "fsdp_callback", "backward", 1),
+    ],
+)
+def test_what_reset_must_not_forget(torch_fleet: Template, kind: str, keep: str, at: str, nth: int) -> None:
+    failures = [fail(1, at, 1, nth=nth)]
+    with pytest.raises(AssertionError):
+        results = torch_fleet.run("swaps", WORLD, program=kind, failures=failures, steps=3, keep=keep, timeout_s=3.0)
+        require_identical(results, failures)
