@@ -7,6 +7,7 @@ milliseconds. Results travel as JSON over pipes. Nothing outlives ``Fleet.run``.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import selectors
@@ -18,6 +19,7 @@ import tempfile
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -163,16 +165,56 @@ class Fleet:
         self.deadline_s = deadline_s
         self.timeout_s = timeout_s
 
-    def run(self, main: Callable[[SlotProcess], Any], *, spare_for: frozenset[int] = frozenset()) -> dict[Any, Any]:
+    def run(
+        self,
+        main: Callable[[SlotProcess], Any],
+        *,
+        spare_for: frozenset[int] = frozenset(),
+        preload: tuple[str, ...] = (),
+    ) -> dict[Any, Any]:
         """Run *main* in every slot and in one spare for each of *spare_for*; results by slot, the spares' by ``"spare<slot>"``.
 
-        A slot that is killed has the result ``"killed"`` and is announced at ``fence/1``, ``fence/2`` and so on.
+        With *preload*, these modules are imported in a process of its own from which the slots are forked. A slot that is killed has the result ``"killed"`` and is announced at ``fence/1``, ``fence/2`` and so on.
         """
         directory = tempfile.mkdtemp(prefix="comm-fleet-")
+        path = str(Path(directory) / "kv")
         try:
-            return self._run(main, str(Path(directory) / "kv"), spare_for)
+            if preload:
+                return self._run_in_nursery(main, path, spare_for, preload)
+            return self._run(main, path, spare_for)
         finally:
             shutil.rmtree(directory)
+
+    def _run_in_nursery(
+        self, main: Callable[[SlotProcess], Any], path: str, spare_for: frozenset[int], preload: tuple[str, ...]
+    ) -> dict[Any, Any]:
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            _never_return(self._nurse, main, path, spare_for, preload, writing)
+        os.close(writing)
+        with open(reading, "rb") as pipe:
+            outcome = json.loads(pipe.read() or b'{"error": "the nursery died"}')
+        os.waitpid(pid, 0)
+        assert "error" not in outcome, outcome["error"]
+        return {name if isinstance(name, str) else int(name): result for name, result in outcome["results"]}
+
+    def _nurse(
+        self,
+        main: Callable[[SlotProcess], Any],
+        path: str,
+        spare_for: frozenset[int],
+        preload: tuple[str, ...],
+        writing: int,
+    ) -> None:
+        warnings.simplefilter("ignore")
+        try:
+            for name in preload:
+                importlib.import_module(name)
+            outcome: dict[str, Any] = {"results": list(self._run(main, path, spare_for).items())}
+        except BaseException:
+            outcome = {"error": traceback.format_exc()}
+        os.write(writing, json.dumps(outcome).encode())
 
     def _run(self, main: Callable[[SlotProcess], Any], path: str, spare_for: frozenset[int]) -> dict[Any, Any]:
         server = KeyValueServer(path)
