@@ -9,13 +9,14 @@ from __future__ import annotations
 import datetime
 import json
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch._C._distributed_c10d import Store
 from torch.distributed import ProcessGroupGloo
 
 from hotswap.comm import sockets
+from hotswap.comm.formation import Formation
 from hotswap.comm.port import GroupSpec, Link, Meeting
 from hotswap.comm.sockets import SockAddr, SocketId, TcpSocket
 from hotswap.core.types import Slot
@@ -65,6 +66,7 @@ class GlooAdapter:
         self._host = host
         self._timeout = datetime.timedelta(seconds=timeout_s)
         self._alone = self._new_device()
+        self._abandoned: list[Formation[GlooLink]] = []
 
     def form_alone(self, spec: GroupSpec) -> GlooLink:
         """Form a group of which this slot is the only member."""
@@ -87,7 +89,12 @@ class GlooAdapter:
                 backend._set_default_timeout(self._timeout)
                 return GlooLink(spec, backend, store)
 
-            formed = _all_at_once(form_one, shared, meeting)
+            formation = Formation(form_one, shared)
+            try:
+                formed = formation.wait(meeting)
+            except PeerFault:
+                self._abandoned.append(formation)
+                raise
             _assign_sockets(formed, directory)
             links.update({link.spec.key: link for link in formed})
         return links
@@ -104,6 +111,8 @@ class GlooAdapter:
         """Drop the backends; their destructors join gloo's threads and close its descriptors, without the GIL."""
         while links:
             links.pop()
+        while self._abandoned:
+            self._abandoned.pop()
 
     def _new_device(self) -> Any:
         return ProcessGroupGloo.create_device(hostname=self._host, lazy_init=False)
@@ -225,49 +234,3 @@ def _sockets_of(spec: GroupSpec, directory: _Directory, connected: Sequence[TcpS
     own = directory.listener(spec, spec.members[spec.rank])
     peers = {directory.listener(spec, slot) for slot in spec.members} - {own}
     return frozenset(tcp.id for tcp in connected if tcp.local == own or tcp.remote in peers)
-
-
-def _all_at_once(
-    form_one: Callable[[GroupSpec], GlooLink], specs: Sequence[GroupSpec], meeting: Meeting
-) -> list[GlooLink]:
-    """Run all constructors at the same time. Left alone when the generation ends: they give up at their own deadline."""
-    formed: dict[str, GlooLink] = {}
-    errors: list[Exception] = []
-    changed = threading.Condition()
-
-    def run(spec: GroupSpec) -> None:
-        try:
-            link = form_one(spec)
-        except Exception as error:
-            with changed:
-                errors.append(error)
-                changed.notify()
-            return
-        with changed:
-            formed[spec.key] = link
-            changed.notify()
-
-    for spec in specs:
-        threading.Thread(target=run, args=(spec,), name=f"hotswap-form-{spec.key}", daemon=True).start()
-    with changed:
-        while len(formed) < len(specs):
-            meeting.check()
-            if errors:
-                raise _as_fault(errors[0])
-            if meeting.remaining_s() <= 0:
-                late = sorted({spec.key for spec in specs} - set(formed))
-                raise PeerUnreachable(f"groups {late} could not be connected in time")
-            changed.wait(min(meeting.remaining_s(), STOP_POLL_S))
-    return [formed[spec.key] for spec in specs]
-
-
-STOP_POLL_S = 0.02
-"""How soon a connect that can not go on notices that its generation has ended."""
-
-
-def _as_fault(error: Exception) -> Exception:
-    if isinstance(error, HotswapError):
-        return error
-    fault: PeerFault = PeerUnreachable(f"a group could not be connected: {error}")
-    fault.__cause__ = error
-    return fault
