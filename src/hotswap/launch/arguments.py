@@ -3,23 +3,39 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
+import signal
 import sys
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 
+from torch.distributed.elastic.multiprocessing import Std
 from torch.distributed.run import determine_local_world_size, get_args_parser, parse_min_max_nnodes
 
 from hotswap.errors import UsageError
+from hotswap.launch.console import Console
+from hotswap.launch.options import DEFAULT_RESPAWNS, Options
+from hotswap.launch.place import checked_name
 from hotswap.wire.auth import TOKEN_BYTES_MIN
+
+HONOURED = frozenset(
+    {
+        *("nnodes", "nproc_per_node", "standalone", "max_restarts", "role", "module", "training_script"),
+        *("training_script_args", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "node_rank", "master_addr", "master_port"),
+        *("local_addr", "log_dir", "redirects", "tee", "local_ranks_filter", "signals_to_handle", "shutdown_timeout"),
+    }
+)
+"""torchrun's flags that mean here what they mean there."""
 
 NO_EFFECT = {
     "monitor_interval": "the death of a worker is noticed at once",
     "start_method": "workers are forked from a preloaded server (--no-preload starts interpreters)",
     "rdzv_backend": "the coordinator is the rendezvous",
-    "event_log_handler": "events are in events.jsonl",
+    "event_log_handler": "events are in events.jsonl in the log directory",
     "logs_specs": "logs are kept per node, generation and slot",
-    "tee": "output always goes to files, and to the console unless --redirects 3",
+    "duplicate_stdout_filters": "filter the files in the log directory instead",
+    "duplicate_stderr_filters": "filter the files in the log directory instead",
 }
 """torchrun's flags that change nothing here, and why."""
 
@@ -31,39 +47,8 @@ REFUSED = {
 }
 """torchrun's flags that ask for something hotswap does not do, and what to do instead."""
 
-DEFAULT_RESPAWNS = 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """What was asked for. ``token`` is empty in a stand-alone job: the launcher makes one."""
-
-    nodes_active: int
-    nodes_max: int
-    nproc_per_node: int
-    entry: tuple[str, ...]
-    standalone: bool
-    endpoint: str = ""
-    job_id: str = ""
-    node_rank: int | None = None
-    node_name: str = ""
-    master_port: int = 29500
-    log_dir: str = ""
-    quiet: bool = False
-    respawns_max: int = DEFAULT_RESPAWNS
-    join_s: float = 600.0
-    detection_budget_s: float = 5.0
-    spare_wait_s: float = 60.0
-    preload: tuple[str, ...] = ("torch",)
-    spare_positions: int = 1
-    checkpoint_dir: str = ""
-    checkpoint_interval_steps: int = 0
-    fault_domain: str = ""
-    transfer_streams: int = 2
-    bind_host: str = ""
-    token: str = field(default="", repr=False)
-    json: bool = False
-    notices: tuple[str, ...] = ()
+TOKEN = "HOTSWAP_TOKEN"
+MASTER_PORT = 29500
 
 
 def parser() -> argparse.ArgumentParser:
@@ -85,7 +70,11 @@ def parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--spare-positions", type=int, default=1, help="for how many nodes' places a spare keeps built workers"
     )
-    group.add_argument("--preload", default="torch", help="modules to import once, comma-separated")
+    group.add_argument(
+        "--preload",
+        default="torch",
+        help="modules to import once for all workers, comma-separated; they must not start threads",
+    )
     group.add_argument("--no-preload", action="store_true", help="start a new interpreter for every worker")
     group.add_argument("--checkpoint-dir", default="", help="where durable checkpoints go")
     group.add_argument(
@@ -109,65 +98,134 @@ def parse(argv: list[str]) -> Options:
     for name, instead in REFUSED.items():
         if _given(made, args, name):
             raise UsageError(f"--{name.replace('_', '-')} is not supported: {instead}")
-    notices = [
-        f"--{name.replace('_', '-')} has no effect: {why}"
-        for name, why in NO_EFFECT.items()
-        if _given(made, args, name)
-    ]
-    nodes_active, nodes_max = parse_min_max_nnodes(args.nnodes)
-    _require_positive(args, nodes_active)
+    nodes_active, nodes_max = _nodes(args.nnodes)
+    _require_positive(args)
+    token = _token(args.token_file)
+    endpoint = args.rdzv_endpoint or _static_endpoint(made, args)
+    width = _width(args.nproc_per_node)
     return Options(
         nodes_active=nodes_active,
         nodes_max=nodes_max,
-        nproc_per_node=determine_local_world_size(args.nproc_per_node),
+        nproc_per_node=width,
         entry=(("-m",) if args.module else ()) + (args.training_script, *args.training_script_args),
-        standalone=args.standalone or (nodes_max == 1 and not args.rdzv_endpoint),
-        endpoint=args.rdzv_endpoint or _static_endpoint(made, args),
-        job_id=args.rdzv_id if args.rdzv_id != "none" else "",
+        standalone=args.standalone or (nodes_max == 1 and not endpoint),
+        endpoint=endpoint,
+        job_id=checked_name("--rdzv-id", args.rdzv_id) if args.rdzv_id != "none" else "",
         node_rank=args.node_rank if _given(made, args, "node_rank") else None,
         node_name=args.node_name,
-        master_port=args.master_port,
+        master_port=args.master_port or MASTER_PORT,
+        role=args.role,
         log_dir=args.log_dir or "",
-        quiet=str(args.redirects) == "3",
+        console=None if args.json else _console(args, width),
         respawns_max=args.max_restarts,
         join_s=_join_timeout(args.rdzv_conf),
+        stop_s=_stop_timeout(args),
+        signals=_signals(getattr(args, "signals_to_handle", None)),
         detection_budget_s=args.detection_budget_s,
         spare_wait_s=args.spare_wait_s,
-        preload=() if args.no_preload else tuple(name for name in args.preload.split(",") if name),
+        preload=None if args.no_preload else tuple(name for name in args.preload.split(",") if name),
         spare_positions=args.spare_positions,
         checkpoint_dir=str(Path(args.checkpoint_dir).resolve()) if args.checkpoint_dir else "",
         checkpoint_interval_steps=_interval(args),
         fault_domain=args.fault_domain,
         transfer_streams=args.transfer_streams,
-        bind_host=args.bind_host,
-        token=_token(args.token_file),
+        bind_host=args.bind_host or args.local_addr or "",
+        token=token,
+        token_file=str(Path(args.token_file).resolve()) if args.token_file else "",
         json=args.json,
-        notices=tuple(notices),
+        notices=_notices(made, args, width),
     )
 
 
 def _given(made: argparse.ArgumentParser, args: argparse.Namespace, name: str) -> bool:
-    return hasattr(args, name) and getattr(args, name) != made.get_default(name)
+    """On the command line, or in the environment as torchrun reads it (PET_...)."""
+    in_environment = f"PET_{name.upper()}" in os.environ
+    return hasattr(args, name) and (in_environment or getattr(args, name) != made.get_default(name))
 
 
-def _require_positive(args: argparse.Namespace, nodes_active: int) -> None:
-    if nodes_active < 1:
-        raise UsageError(f"--nnodes {args.nnodes}: at least one node has to train")
-    if args.detection_budget_s < 0.5:
+def _notices(made: argparse.ArgumentParser, args: argparse.Namespace, width: int) -> tuple[str, ...]:
+    found = [
+        f"--{name.replace('_', '-')} has no effect: {why}"
+        for name, why in NO_EFFECT.items()
+        if _given(made, args, name)
+    ]
+    unused = sorted(_conf(args.rdzv_conf).keys() - {"join_timeout"})
+    if unused:
+        found.append(f"--rdzv-conf {', '.join(unused)} has no effect: only join_timeout concerns the coordinator")
+    if width > 1 and "OMP_NUM_THREADS" not in os.environ:
+        found.append("OMP_NUM_THREADS is not set: each worker computes on one CPU thread")
+    return tuple(found)
+
+
+def _nodes(text: str) -> tuple[int, int]:
+    try:
+        active, most = parse_min_max_nnodes(text)
+    except (ValueError, RuntimeError):
+        raise UsageError(f"--nnodes {text}: say N, or N:M for N nodes that train and M-N spares") from None
+    if not 1 <= active <= most:
+        raise UsageError(f"--nnodes {text}: at least one node has to train, and M in N:M counts the spares too")
+    return active, most
+
+
+def _width(text: str) -> int:
+    try:
+        width: int = determine_local_world_size(text)
+    except ValueError as error:
+        raise UsageError(f"--nproc-per-node {text}: {error}") from None
+    if width < 1:
+        raise UsageError(f"--nproc-per-node {text}: a node has at least one worker")
+    return width
+
+
+def _require_positive(args: argparse.Namespace) -> None:
+    # Written so that NaN fails too.
+    if not 0.5 <= args.detection_budget_s < math.inf:
         raise UsageError(
             f"--detection-budget-s {args.detection_budget_s:g}: under 0.5 s every pause of a scheduler costs a node"
         )
-    if args.spare_positions < 0 or args.transfer_streams < 1 or args.max_restarts < 0 or args.spare_wait_s < 0:
-        raise UsageError(
-            "--spare-positions, --max-restarts and --spare-wait-s are 0 or more, --transfer-streams 1 or more"
-        )
+    for name, least in (("spare_positions", 0), ("max_restarts", 0), ("spare_wait_s", 0), ("transfer_streams", 1)):
+        if not getattr(args, name) >= least:
+            raise UsageError(f"--{name.replace('_', '-')} {getattr(args, name)}: must be {least} or more")
 
 
 def _static_endpoint(made: argparse.ArgumentParser, args: argparse.Namespace) -> str:
     """``--master-addr`` and ``--master-port``, torchrun's older way to name the meeting place."""
     if not _given(made, args, "master_addr"):
         return ""
-    return f"{args.master_addr}:{args.master_port + 1}"
+    host = f"[{args.master_addr}]" if ":" in args.master_addr else args.master_addr
+    # The port itself is left to the script, which finds it in MASTER_PORT.
+    return f"{host}:{(args.master_port or MASTER_PORT) + 1}"
+
+
+def _console(args: argparse.Namespace, width: int) -> Console:
+    ranks = None
+    try:
+        if args.local_ranks_filter:
+            ranks = frozenset(int(rank) for rank in args.local_ranks_filter.split(","))
+        return Console(redirects=_streams(args.redirects, width), tee=_streams(args.tee, width), ranks=ranks)
+    except ValueError as error:
+        raise UsageError(f"--redirects, --tee or --local-ranks-filter: {error}") from None
+
+
+def _streams(text: str, width: int) -> Mapping[int, int]:
+    """torchrun's ``3`` or ``0:1,1:3`` (1: standard output, 2: standard error) for each local rank."""
+    value = Std.from_str(str(text))
+    if isinstance(value, Std):
+        return {rank: int(value) for rank in range(width)}
+    return {rank: int(stream) for rank, stream in value.items()}
+
+
+def _signals(text: str | None) -> tuple[signal.Signals, ...]:
+    names = [name.strip().upper() for name in (text or "SIGTERM,SIGINT,SIGHUP,SIGQUIT").split(",") if name.strip()]
+    try:
+        return tuple(signal.Signals[name] for name in names)
+    except KeyError as error:
+        raise UsageError(f"--signals-to-handle: there is no signal {error}") from None
+
+
+def _stop_timeout(args: argparse.Namespace) -> float | None:
+    value = getattr(args, "shutdown_timeout", None)
+    return None if value is None else float(value)
 
 
 def _interval(args: argparse.Namespace) -> int:
@@ -177,27 +235,32 @@ def _interval(args: argparse.Namespace) -> int:
     return interval
 
 
+def _conf(text: str) -> dict[str, str]:
+    return dict(item.split("=", 1) for item in text.split(",") if "=" in item)
+
+
 def _join_timeout(conf: str) -> float:
     """``--rdzv-conf join_timeout=...``; its other keys tune torchrun's rendezvous, which is not used."""
-    pairs = dict(item.split("=", 1) for item in conf.split(",") if "=" in item)
+    text = _conf(conf).get("join_timeout", "600")
     try:
-        return float(pairs.get("join_timeout", 600))
+        return float(text)
     except ValueError:
-        raise UsageError(f"--rdzv-conf join_timeout={pairs['join_timeout']} is not a number of seconds") from None
+        raise UsageError(f"--rdzv-conf join_timeout={text} is not a number of seconds") from None
 
 
 def _token(path: str) -> str:
-    if not path:
-        return os.environ.get("HOTSWAP_TOKEN", "")
-    try:
-        mode = os.stat(path).st_mode & 0o077
-        token = Path(path).read_text().strip()
-    except OSError as error:
-        raise UsageError(f"--token-file: {error}") from None
-    if mode:
-        raise UsageError(f"--token-file {path} can be read by others: chmod 600 it")
-    if len(token.encode()) < TOKEN_BYTES_MIN:
-        raise UsageError(f"--token-file {path}: the token has fewer than {TOKEN_BYTES_MIN} bytes")
+    source, token = f"${TOKEN}", os.environ.get(TOKEN, "")
+    if path:
+        source = f"--token-file {path}"
+        try:
+            mode = os.stat(path).st_mode & 0o077
+            token = Path(path).read_text().strip()
+        except OSError as error:
+            raise UsageError(f"--token-file: {error}") from None
+        if mode:
+            raise UsageError(f"{source} can be read by others: chmod 600 it")
+    if (path or token) and len(token.encode()) < TOKEN_BYTES_MIN:
+        raise UsageError(f"{source}: the token has fewer than {TOKEN_BYTES_MIN} bytes")
     return token
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
 import json
 import os
 import secrets
@@ -12,108 +14,127 @@ import socket
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hotswap.config import AgentConfig, CoordinatorConfig, Timing
 from hotswap.errors import EXIT_REQUEUE, HotswapError, UsageError
-from hotswap.launch.arguments import Options, report
-from hotswap.launch.follow import Follower
+from hotswap.launch import place as places
+from hotswap.launch.console import Follower
+from hotswap.launch.options import Options
 from hotswap.launch.processes import Child, Waker, end, expect, start
 
 COORDINATOR_RESTARTS_MAX = 20
 WAKE_S = 0.5
+LOOK_S = 0.1
 LAST_WORDS_S = 5.0
 SESSION = "hotswap.session.session"
 """Always preloaded: every protected worker needs it, and torch's sharding packages that it imports take seconds."""
 FORK_SERVER = "HOTSWAP_FORK_SERVER"
 FORK_SERVER_TOKEN = "HOTSWAP_FORK_SERVER_TOKEN"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where this launcher stands: addresses, and whether the coordinator is its child."""
-
-    coordinator_host: str
-    coordinator_port: int
-    hosts_coordinator: bool
-    bind_host: str
-    advertise_host: str
-    names: tuple[str, ...]
+SECRETS = (FORK_SERVER, FORK_SERVER_TOKEN, "HOTSWAP_TOKEN")
+"""Not for the processes of a job, whose environment the user's script and all it starts can read."""
 
 
 class Job:
     """Start, supervise, clean up. A context manager: whatever happens inside, no process outlives it."""
 
-    def __init__(self, options: Options) -> None:
-        """Nothing is started before ``run``."""
+    def __init__(self, options: Options, fork_server: Child | None = None) -> None:
+        """*fork_server*: one that was started already and waits for its settings; it ends with the job."""
         self.options = options
-        self.job_id = options.job_id or f"job-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-        root = Path(options.log_dir) if options.log_dir else Path(tempfile.mkdtemp(prefix="hotswap-"))
+        self.place = places.find(options)
+        self.job_id = _job_id(options)
+        root = Path(options.log_dir) if options.log_dir else Path(tempfile.mkdtemp(prefix="hotswap-logs-"))
         self.directory = (root / self.job_id).resolve()
-        self.directory.mkdir(parents=True, exist_ok=True)
         self.events = self.directory / "events.jsonl"
-        self.place = _place(options)
         self._token = options.token or secrets.token_hex(32)
         self._timing = Timing(detection_budget_s=options.detection_budget_s)
-        self._private = Path(tempfile.mkdtemp(prefix="hotswap-private-"))
         self._port = self.place.coordinator_port
         self._coordinator: Child | None = None
-        self._fork_server: Child | None = None
+        self._fork_server = fork_server
         self._agents: list[Child] = []
         self._restarts = 0
-        self._waker = Waker()
-        self._follower = Follower(self.directory)
+        self._names: list[socket.socket] = []
+        self._follower: Follower | None = None
+        self._cleanup = contextlib.ExitStack()
 
     def __enter__(self) -> Job:
-        """The job."""
+        """Take over the signals."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        if self.options.console is not None:
+            self._follower = Follower(self.directory, self.options.console, self.options.nproc_per_node)
+        self._private = Path(tempfile.mkdtemp(prefix="hotswap-private-"))
+        self._cleanup.callback(shutil.rmtree, self._private, ignore_errors=True)
+        self._waker = Waker(self.options.signals)
+        self._cleanup.callback(self._waker.close)
+        self._cleanup.callback(self._end_all)
         return self
 
     def __exit__(self, *_: object) -> None:
         """End everything that is left."""
-        end([*self._agents, *(child for child in (self._coordinator, self._fork_server) if child is not None)])
-        self._waker.close()
-        shutil.rmtree(self._private, ignore_errors=True)
+        self._cleanup.close()
+
+    def _end_all(self) -> None:
+        others = [child for child in (self._coordinator, self._fork_server) if child is not None]
+        end([*self._agents, *others], patience_s=0 if self._waker.hurry else 10)
+        for lock in self._names:
+            lock.close()
+        if self._follower is not None:
+            self._follower.close()
 
     def run(self) -> int:
         """Run the job to its end; its exit code."""
-        report(self.options.notices)
-        server, server_token = self._start_fork_server()
+        for notice in self.options.notices:
+            print(f"hotswap: {notice}", file=sys.stderr)
+        if not self.options.log_dir:
+            print(f"hotswap: logs are in {self.directory}", file=sys.stderr)
         if self.place.hosts_coordinator:
-            self._start_coordinator()
+            self._start_or_join_coordinator()
+        server, server_token = self._open_fork_server()
         for name in self.place.names:
             self._start_agent(name, server, server_token)
         self._describe()
-        if self.options.quiet or self.options.json:
-            return self._supervise()
-        self._follower.start()
-        try:
-            return self._supervise()
-        finally:
-            self._follower.close()
+        return self._supervise()
 
     # --- starting --------------------------------------------------------------------------------------------------
 
-    def _start_fork_server(self) -> tuple[str, str]:
+    def _open_fork_server(self) -> tuple[str, str]:
         """Path and token of the fork server; empty when workers are to be started one interpreter at a time."""
-        if not self.options.preload:
+        if self.options.preload is None:
             return "", ""
         if FORK_SERVER in os.environ:
-            return os.environ[FORK_SERVER], os.environ[FORK_SERVER_TOKEN]
-        path, log = str(self._private / "fork-server.sock"), self.directory / "fork-server.log"
-        token = secrets.token_hex(32)
-        settings = {"socket": path, "token": token, "preload": [*self.options.preload, SESSION]}
-        self._fork_server = start("fork server", "hotswap.node.forkserver", settings, log, answers=True)
+            return os.environ[FORK_SERVER], os.environ.get(FORK_SERVER_TOKEN, "")
+        path, log, token = str(self._private / "fork.sock"), self.directory / "fork-server.log", secrets.token_hex(32)
+        if self._fork_server is None:
+            self._fork_server = start_fork_server()
+        self._fork_server.tell(
+            {
+                "socket": path,
+                "token": token,
+                "preload": [*self.options.preload, SESSION],
+                "path": [_folder(self.options.entry)],
+                "log": str(log),
+            }
+        )
         expect(self._fork_server, "ready", log)
         return path, token
+
+    def _start_or_join_coordinator(self) -> None:
+        try:
+            self._start_coordinator()
+        except UsageError:
+            # Two launchers on one machine both take the endpoint for theirs, and the first one has it.
+            place, budget_s = self.place, self._timing.detection_budget_s
+            if not (place.may_join and places.answers(place.coordinator_host, place.coordinator_port, budget_s)):
+                raise
+            self._coordinator = None
 
     def _start_coordinator(self) -> None:
         options, log = self.options, self.directory / "coordinator.log"
         config = CoordinatorConfig(
             job_id=self.job_id,
             token=self._token,
-            host=self.place.coordinator_host,
+            host=self.place.coordinator_bind,
             port=self._port,
             nodes_active=options.nodes_active,
             nodes_max=options.nodes_max,
@@ -125,11 +146,15 @@ class Job:
             events_path=str(self.events),
             checkpoint_dir=options.checkpoint_dir or None,
         )
-        self._coordinator = start("coordinator", "hotswap.node.coordinator", config, log, answers=True)
+        self._coordinator = start("coordinator", "hotswap.node.coordinator", log=log, answers=True, without=SECRETS)
+        self._coordinator.tell(config)
         self._port = int(expect(self._coordinator, "port", log))
 
     def _start_agent(self, name: str, server: str, server_token: str) -> None:
         options, place = self.options, self.place
+        if not options.standalone:
+            name, lock = places.claim(self.job_id, name)
+            self._names.append(lock)
         config = AgentConfig(
             job_id=self.job_id,
             token=self._token,
@@ -142,7 +167,7 @@ class Job:
             nproc_per_node=options.nproc_per_node,
             nodes_active=options.nodes_active,
             entry=options.entry,
-            env={"MASTER_PORT": str(_free_port() if options.standalone else options.master_port)},
+            env=self._worker_environment,
             log_dir=str(self.directory),
             fork_server=server or None,
             fork_server_token=server_token,
@@ -152,11 +177,23 @@ class Job:
             checkpoint_dir=options.checkpoint_dir or None,
             checkpoint_interval_steps=options.checkpoint_interval_steps,
         )
-        log = self.directory / name / "agent.log"
-        self._agents.append(start(name, "hotswap.node.agent", config, log, group=True))
+        agent = start(name, "hotswap.node.agent", log=self.directory / name / "agent.log", without=SECRETS)
+        self._agents.append(agent)
+        agent.tell(config)
+
+    @functools.cached_property
+    def _worker_environment(self) -> dict[str, str]:
+        """torchrun's variables that are the same for all workers of this launcher."""
+        options = self.options
+        return {
+            "MASTER_PORT": str(places.free_port() if options.standalone else options.master_port),
+            "ROLE_NAME": options.role,
+            "TORCHELASTIC_MAX_RESTARTS": str(options.respawns_max),
+            "TORCHELASTIC_RESTART_COUNT": "0",
+        }
 
     def _describe(self) -> None:
-        """Files by which other commands find this job; never the token."""
+        """Files by which other commands find this job; never the token, only where it is."""
         coordinator = self._coordinator.process.pid if self._coordinator is not None else None
         pids = {"coordinator": coordinator, "agents": {child.name: child.process.pid for child in self._agents}}
         described = {
@@ -164,30 +201,43 @@ class Job:
             "host": self.place.coordinator_host,
             "port": self._port,
             "events": str(self.events),
+            "token_file": self.options.token_file or str(self._own_token_file()),
         }
         for name, content in (("pids.json", pids), ("job.json", described)):
-            temporary = self.directory / f".{name}"
-            temporary.touch(mode=0o600)
-            temporary.write_text(json.dumps(content) + "\n")
-            temporary.replace(self.directory / name)
+            _write_private(self.directory / name, json.dumps(content) + "\n")
+
+    def _own_token_file(self) -> Path:
+        path = self.directory / "token"
+        if not path.exists():
+            _write_private(path, self._token)
+            self._cleanup.callback(path.unlink, missing_ok=True)
+        return path
 
     # --- supervising -----------------------------------------------------------------------------------------------
 
     def _supervise(self) -> int:
-        while True:
-            self._waker.wait(WAKE_S)
-            if self._waker.asked is not None:
-                return self._stop_politely(self._waker.asked)
+        while self._waker.asked is None:
+            self._wait(WAKE_S)
             code = self._watch_coordinator() if self._coordinator is not None else self._watch_agents()
             if code is not None:
-                return self._wait_for_agents(code)
+                self._wait_for_agents()
+                return code
+        return self._stop_politely(self._waker.asked)
+
+    def _wait(self, timeout_s: float) -> None:
+        if self._follower is None:
+            self._waker.wait(timeout_s)
+        else:
+            self._waker.wait(min(timeout_s, LOOK_S))
+            self._follower.look()
 
     def _watch_coordinator(self) -> int | None:
         """The job's exit code once the coordinator has left with one; a crashed coordinator is started again."""
         child = self._coordinator
         assert child is not None
         status = child.code
-        deserted = self._alone() and all(agent.code is not None for agent in self._agents)
+        # A stand-alone job has only the nodes it was started with.
+        deserted = self.options.standalone and all(agent.code is not None for agent in self._agents)
         if status is None and not deserted:
             return None
         # Agents that were told to stop may be gone before the coordinator has said how the job ended.
@@ -199,7 +249,8 @@ class Job:
         self._restarts += 1
         if self._restarts > COORDINATOR_RESTARTS_MAX:
             raise HotswapError(
-                f"the coordinator died {self._restarts} times, the last time with status {status}; see {self.directory}/coordinator.log"
+                f"the coordinator died {self._restarts} times, the last time with status {status}; "
+                f"see {self.directory}/coordinator.log"
             )
         print(f"hotswap: the coordinator died (status {status}); starting it again, training goes on", file=sys.stderr)
         end([child])
@@ -207,115 +258,85 @@ class Job:
         self._describe()
         return None
 
-    def _alone(self) -> bool:
-        """Whether no node can join any more: a stand-alone job has only the nodes it was started with."""
-        return self.options.standalone
-
     def _watch_agents(self) -> int | None:
         codes = [agent.code for agent in self._agents]
         if any(code is None for code in codes):
             return None
         return next((code if code > 0 else 128 - code for code in codes if code), 0)
 
-    def _wait_for_agents(self, code: int) -> int:
-        """Agents leave by themselves when they are told to stop."""
-        deadline = time.monotonic() + 2 * self._timing.detection_budget_s
-        while any(agent.code is None for agent in self._agents) and time.monotonic() < deadline:
-            self._waker.wait(WAKE_S / 10)
-        return code
+    def _wait_for_agents(self) -> None:
+        """Agents leave by themselves when they are told to stop; whoever does not is ended by ``__exit__``."""
+        patience_s = self.options.stop_s
+        if patience_s is None:
+            patience_s = 2 * self._timing.detection_budget_s
+        deadline = time.monotonic() + patience_s
+        while any(agent.code is None for agent in self._agents) and not self._waker.hurry:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return
+            self._wait(left)
 
     def _stop_politely(self, number: int) -> int:
-        """The coordinator tells everybody; whoever does not listen is ended by ``__exit__``."""
-        target = [self._coordinator] if self._coordinator is not None else self._agents
-        for child in target:
+        """The coordinator tells everybody; without one here, this node leaves."""
+        listening = self._coordinator is not None and self._coordinator.code is None
+        for child in [self._coordinator] if self._coordinator is not None and listening else self._agents:
             child.signal(signal.SIGTERM)
-        return self._wait_for_agents(128 + number)
+        self._wait_for_agents()
+        return 128 + number
 
 
-def _place(options: Options) -> Place:
+def start_fork_server(*modules: str) -> Child:
+    """A fork server that imports *modules* at once and then waits for its settings."""
+    return start("fork server", "hotswap.node.forkserver", *modules, answers=True, without=SECRETS)
+
+
+def _job_id(options: Options) -> str:
+    if options.job_id:
+        return options.job_id
     if options.standalone:
-        host = options.bind_host or "127.0.0.1"
-        names = tuple(f"node{index}" for index in range(options.nodes_max))
-        return Place(
-            coordinator_host=host,
-            coordinator_port=0,
-            hosts_coordinator=True,
-            bind_host=host,
-            advertise_host=host,
-            names=names,
-        )
-    if not options.endpoint:
-        raise UsageError(
-            "a job of several nodes needs --rdzv-endpoint HOST:PORT, the same on every node (or --standalone)"
-        )
-    if not options.token:
-        raise UsageError(
-            "a job of several nodes needs its token on every node: --token-file FILE, or set HOTSWAP_TOKEN"
-        )
-    host, port = _resolve(options.endpoint)
-    local = options.node_rank == 0 if options.node_rank is not None else _is_local(host)
-    own = options.bind_host or _address_towards(host)
-    name = options.node_name or socket.gethostname()
-    return Place(
-        coordinator_host=host,
-        coordinator_port=port,
-        hosts_coordinator=local,
-        bind_host=own,
-        advertise_host=own,
-        names=(name,),
-    )
+        return f"job-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    # The same on every node without a word between them.
+    return "job-" + hashlib.sha256(f"{options.endpoint} {options.token}".encode()).hexdigest()[:12]
 
 
-def _resolve(endpoint: str) -> tuple[str, int]:
-    """Numeric address and port; names are looked up here, once, and nowhere else."""
-    host, _, port = endpoint.rpartition(":")
-    if not host:
-        host, port = endpoint, "29400"
-    try:
-        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"--rdzv-endpoint {endpoint}: {error}") from None
-    return str(found[0][4][0]), int(port)
+def _folder(entry: tuple[str, ...]) -> str:
+    """Where the script's own imports are looked for: its folder, or the current one for a module."""
+    return os.getcwd() if entry[0] == "-m" else os.path.dirname(os.path.abspath(entry[0]))
 
 
-def _is_local(host: str) -> bool:
-    with contextlib.closing(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)) as probe:
-        try:
-            probe.bind((host, 0))
-        except OSError:
-            return False
-    return True
-
-
-def _address_towards(host: str) -> str:
-    """This machine's address on the way to *host*; nothing is sent."""
-    with contextlib.closing(
-        socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM)
-    ) as probe:
-        probe.connect((host, 9))
-        return str(probe.getsockname()[0])
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
+def _write_private(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}")
+    temporary.touch(mode=0o600)
+    temporary.write_text(text)
+    temporary.replace(path)
 
 
 def main(argv: list[str]) -> int:
     """``hotswap run``."""
-    from hotswap.launch.arguments import parse
+    # The server's import of torch and ours, for torchrun's parser, take a second each: at the same time.
+    early = FORK_SERVER not in os.environ and not {"--no-preload", "-h", "--help"} & set(argv)
+    server = start_fork_server("torch") if early else None
+    try:
+        from hotswap.launch.arguments import parse
 
-    options = parse(argv)
-    with Job(options) as job:
-        code = job.run()
+        options = parse(argv)
+        with Job(options, server) as job:
+            code = job.run()
+    finally:
+        if server is not None:
+            end([server])
+    _report(job, code)
+    return code
+
+
+def _report(job: Job, code: int) -> None:
     outcome: dict[str, Any] = {
         "exit_code": code,
         "job_id": job.job_id,
         "log_dir": str(job.directory),
         "events": str(job.events),
     }
-    if options.json:
+    if job.options.json:
         print(json.dumps(outcome))
     elif code:
         print(f"hotswap: job {job.job_id} ended with {code}; logs in {job.directory}", file=sys.stderr)
-    return code

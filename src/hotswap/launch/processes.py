@@ -10,14 +10,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 
 from hotswap.errors import UsageError
+from hotswap.node.process import SAFE_PATH, die_with_parent
 
 START_S = 120.0
 END_S = 10.0
@@ -25,52 +26,86 @@ END_S = 10.0
 
 @dataclass(eq=False, kw_only=True)
 class Child:
-    """One child; ``group``: it leads a process group of its own, which is ended with it."""
+    """One child. It leads a process group of its own, which is ended with it and which a terminal's signals do not reach."""
 
     name: str
     process: subprocess.Popen[bytes]
-    group: bool = False
-    said: list[dict[str, Any]] = field(default_factory=list)
+    _heard: bytes = b""
 
     @property
     def code(self) -> int | None:
         """Exit status, or None while it runs."""
         return self.process.poll()
 
+    def tell(self, config: Any) -> None:
+        """Send *config* as one line of JSON to its standard input, which stays open: its end would mean ours."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(msgspec.json.encode(config) + b"\n")
+            self.process.stdin.flush()
+
     def signal(self, number: int) -> None:
-        """Send *number*, to the whole group if it leads one."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            if self.group:
-                os.killpg(self.process.pid, number)
-            elif self.process.poll() is None:
-                os.kill(self.process.pid, number)
+        """Send *number* to the whole group."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
 
     def hear(self, timeout_s: float) -> dict[str, Any] | None:
         """The next JSON line of its standard output, None at the time-out or at its end."""
-        out: IO[bytes] | None = self.process.stdout
-        assert out is not None
-        if not select.select([out], [], [], timeout_s)[0]:
-            return None
-        line = out.readline()
-        return dict(json.loads(line)) if line.strip() else None
+        assert self.process.stdout is not None
+        fd = self.process.stdout.fileno()
+        deadline = time.monotonic() + timeout_s
+        while b"\n" not in self._heard:
+            if not select.select([fd], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                return None
+            data = os.read(fd, 65536)
+            if not data:
+                return None
+            self._heard += data
+        line, _, self._heard = self._heard.partition(b"\n")
+        try:
+            return dict(json.loads(line))
+        except ValueError:
+            return {"error": line.decode(errors="replace")}
 
 
-def start(name: str, module: str, config: Any, log: Path, *, group: bool = False, answers: bool = False) -> Child:
-    """Start ``python -m module`` with *config* as JSON on its standard input and its standard error in *log*."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as err:
+def start(
+    name: str,
+    module: str,
+    *arguments: str,
+    log: Path | None = None,
+    answers: bool = False,
+    without: Iterable[str] = (),
+) -> Child:
+    """Start ``python -m module arguments``; its standard error goes to *log*, or stays ours.
+
+    ``without``: environment variables that it must not inherit. ``answers``: it says JSON lines on its standard output.
+    """
+    launcher = os.getpid()
+
+    def tie() -> None:
+        # Before the interpreter starts: a launcher that is killed right now must not leave it behind.
+        os.setpgrp()
+        die_with_parent(signal.SIGTERM, parent=launcher)
+
+    with contextlib.ExitStack() as stack:
+        err = None
+        if log is not None:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            err = stack.enter_context(log.open("ab"))
         process = subprocess.Popen(
-            [sys.executable, "-m", module],
+            [sys.executable, *SAFE_PATH, "-m", module, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE if answers else err,
             stderr=err,
-            preexec_fn=os.setpgrp if group else None,
+            env=_environment_without(without),
+            preexec_fn=tie,  # noqa: PLW1509 (the launcher has one thread)
         )
-    assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):
-        process.stdin.write(msgspec.json.encode(config) + b"\n")
-        process.stdin.flush()
-    return Child(name=name, process=process, group=group)
+    return Child(name=name, process=process)
+
+
+def _environment_without(names: Iterable[str]) -> Mapping[str, str]:
+    hidden = frozenset(names)
+    return {name: value for name, value in os.environ.items() if name not in hidden}
 
 
 def expect(child: Child, key: str, log: Path) -> Any:
@@ -79,7 +114,7 @@ def expect(child: Child, key: str, log: Path) -> Any:
     if message is not None and key in message:
         return message[key]
     detail = message.get("error", "") if message else _tail(log)
-    child.signal(signal.SIGKILL)
+    end([child])
     raise UsageError(f"the {child.name} did not start: {detail or 'no answer in time'} (log: {log})")
 
 
@@ -90,16 +125,16 @@ def _tail(log: Path) -> str:
     return ""
 
 
-def end(children: Iterable[Child]) -> None:
+def end(children: Iterable[Child], *, patience_s: float = END_S) -> None:
     """Ask politely, then insist; afterwards no process of theirs is left."""
     waiting = list(children)
     for child in waiting:
         if child.code is None:
             child.signal(signal.SIGTERM)
-    deadline = time.monotonic() + END_S
+    deadline = time.monotonic() + patience_s
     for child in waiting:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            child.process.wait(max(0.01, deadline - time.monotonic()))
+            child.process.wait(max(0.0, deadline - time.monotonic()))
     for child in waiting:
         # Also when the leader has left: a member of its group may still be there.
         child.signal(signal.SIGKILL)
@@ -111,20 +146,21 @@ def end(children: Iterable[Child]) -> None:
 
 
 class Waker:
-    """Wakes the launcher when a child ends or a signal asks it to stop."""
+    """Wakes the launcher when a child ends or a signal asks it to stop. ``hurry``: it was asked more than once."""
 
-    def __init__(self) -> None:
-        """Take over SIGCHLD, SIGINT and SIGTERM."""
+    def __init__(self, signals: Iterable[signal.Signals]) -> None:
+        """Take over SIGCHLD and *signals*."""
         self.asked: int | None = None
+        self.hurry = False
         self._in, self._out = os.pipe()
         os.set_blocking(self._out, False)
         os.set_blocking(self._in, False)
-        signal.set_wakeup_fd(self._out, warn_on_full_buffer=False)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._ask)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._previous_fd = signal.set_wakeup_fd(self._out, warn_on_full_buffer=False)
+        self._previous = {number: signal.signal(number, self._ask) for number in signals}
+        self._previous[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def _ask(self, number: int, _: Any) -> None:
+        self.hurry = self.asked is not None
         self.asked = self.asked or number
 
     def wait(self, timeout_s: float) -> None:
@@ -135,8 +171,8 @@ class Waker:
 
     def close(self) -> None:
         """Give the signals back."""
-        signal.set_wakeup_fd(-1)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
-            signal.signal(number, signal.SIG_DFL)
+        signal.set_wakeup_fd(self._previous_fd)
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
         os.close(self._in)
         os.close(self._out)

@@ -28,6 +28,7 @@ from hotswap.errors import UsageError
 from hotswap.node import spawn_child
 from hotswap.node.process import adopt_orphans, die_with_parent, kill_orphans
 from hotswap.node.spawn import LINE_BYTES_MAX
+from hotswap.node.spawn_child import redirect
 
 FDS_MAX = 16
 SEND_S = 5
@@ -256,17 +257,24 @@ def preload(names: Sequence[str]) -> None:
 
 
 def main() -> int:
-    """Entry point of ``python -m hotswap.node.forkserver``: ``{"socket", "token", "preload"}`` as one line on standard input."""
+    """Entry point of ``python -m hotswap.node.forkserver [MODULE...]``.
+
+    Modules given as arguments are imported at once. Then one line on standard input says the rest: ``{"socket", "token",
+    "preload", "path", "log"}``, of which the last two are optional: folders to import from, and where standard error goes.
+    """
     # Not SIGKILL: what descends from the workers is ended by this process, so it must live long enough to do it.
     die_with_parent(signal.SIGTERM)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     adopt_orphans()
-    settings = json.loads(sys.stdin.buffer.readline())
     # BLAS libraries start their threads on import; workers set their own number afterwards.
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"
-    sys.path[:0] = settings.get("path", [])
     try:
+        preload(sys.argv[1:])
+        settings = json.loads(sys.stdin.buffer.readline())
+        if "log" in settings:
+            redirect(settings["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 2)
+        sys.path[:0] = settings.get("path", [])
         preload(settings["preload"])
     except UsageError as error:
         print(json.dumps({"error": str(error)}), flush=True)

@@ -10,9 +10,12 @@ import signal
 import sys
 from collections.abc import Container
 from pathlib import Path
+from typing import BinaryIO
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+SAFE_PATH = ("-P",) if sys.version_info >= (3, 11) else ()
+"""For our own interpreters: keeps the user's folder off their path, where a file ``select.py`` would break them."""
 # Loaded once, before any fork: a forked child must not have to load a library before it is tied to its parent.
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -50,6 +53,18 @@ def kill_orphans(known: Container[int]) -> None:
         if pid not in known:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+
+def make_private_directory(path: Path) -> None:
+    """Create *path* and its parents, for this user alone; what exists stays as it is."""
+    for directory in [*reversed(path.parents), path]:
+        with contextlib.suppress(FileExistsError):
+            directory.mkdir(mode=0o700)
+
+
+def append_privately(path: str | Path) -> BinaryIO:
+    """Open *path* for appending; a new file is for this user alone, for logs hold whatever the script prints."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), "ab")
 
 
 def _prctl(option: int, value: int) -> None:

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from hotswap.errors import AuthError, PeerUnreachable, ProtocolError
-from hotswap.node.process import adopt_orphans, children, kill_orphans
+from hotswap.node.process import SAFE_PATH, adopt_orphans, append_privately, children, kill_orphans
 
 LINE_BYTES_MAX = 4 * 1024 * 1024
 ANSWER_S = 30.0
@@ -219,9 +219,9 @@ class ExecSpawner:
     def spawn(self, request: SpawnRequest, fds: list[int]) -> int:
         """Start a process."""
         names = dict(zip(request.fd_names, map(str, fds), strict=True))
-        with open(request.stdout_path, "ab") as out, open(request.stderr_path, "ab") as err:
+        with append_privately(request.stdout_path) as out, append_privately(request.stderr_path) as err:
             process = subprocess.Popen(
-                [sys.executable, "-u", "-m", "hotswap.node.spawn_child"],
+                [sys.executable, *SAFE_PATH, "-u", "-m", "hotswap.node.spawn_child"],
                 env={**os.environ, **request.env, **names},
                 cwd=request.cwd,
                 stdin=subprocess.PIPE,

@@ -63,9 +63,9 @@ def become(request: dict[str, Any], fds: list[int]) -> None:
     for number in (signal.SIGCHLD, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    _redirect(os.devnull, os.O_RDONLY, 0)
-    _redirect(request["stdout_path"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 1)
-    _redirect(request["stderr_path"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 2)
+    redirect(os.devnull, os.O_RDONLY, 0)
+    redirect(request["stdout_path"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 1)
+    redirect(request["stderr_path"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 2)
     # Open for as long as the process lives.
     stdin, stdout = open(0, closefd=False), open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
     stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
@@ -86,7 +86,8 @@ def join(request: dict[str, Any]) -> None:
     adopt_orphans()
 
 
-def _redirect(path: str, flags: int, number: int) -> None:
+def redirect(path: str, flags: int, number: int) -> None:
+    """Make descriptor *number* the file at *path*."""
     target = os.open(path, flags, 0o600)
     os.dup2(target, number)
     os.close(target)

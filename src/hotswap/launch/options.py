@@ -1,0 +1,51 @@
+"""What a job is asked to be, whoever asks: the command line, or a program."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, field
+
+from hotswap.launch.console import Console
+
+DEFAULT_RESPAWNS = 3
+DEFAULT_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """``token`` is empty in a stand-alone job: the launcher makes one. ``preload`` is None for a new interpreter per worker.
+
+    ``console`` is None when nothing of the workers' output is shown. ``stop_s``: how long a polite stop may take, None for
+    a time that follows from the detection budget. ``signals``: those that ask for one.
+    """
+
+    nodes_active: int
+    nodes_max: int
+    nproc_per_node: int
+    entry: tuple[str, ...]
+    standalone: bool
+    endpoint: str = ""
+    job_id: str = ""
+    node_rank: int | None = None
+    node_name: str = ""
+    master_port: int = 29500
+    role: str = "default"
+    log_dir: str = ""
+    console: Console | None = None
+    respawns_max: int = DEFAULT_RESPAWNS
+    join_s: float = 600.0
+    stop_s: float | None = None
+    signals: tuple[signal.Signals, ...] = DEFAULT_SIGNALS
+    detection_budget_s: float = 5.0
+    spare_wait_s: float = 60.0
+    preload: tuple[str, ...] | None = ("torch",)
+    spare_positions: int = 1
+    checkpoint_dir: str = ""
+    checkpoint_interval_steps: int = 0
+    fault_domain: str = ""
+    transfer_streams: int = 2
+    bind_host: str = ""
+    token: str = field(default="", repr=False)
+    token_file: str = ""
+    json: bool = False
+    notices: tuple[str, ...] = ()
