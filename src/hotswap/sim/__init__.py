@@ -1,0 +1,1 @@
+"""Seeded simulation of whole jobs: the real coordinator among modelled agents, workers, networks and faults."""

@@ -1,0 +1,202 @@
+"""What really happened, and whether it may. Shares no code with the core: it judges the core.
+
+A state is a step, a history and a loader position. Every collective of an update makes a new history, even if the same
+step is done again, as real hardware may give other bits the second time. So slots whose steps or histories differ can
+be told apart, and what a step consumed can be read off the history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+ROOT = 0
+"""The history in which nothing has happened yet."""
+
+
+class Violation(AssertionError):
+    """The protocol has broken a promise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """What a slot has: updates done, which ones, and how many samples its loader has given out."""
+
+    step: int
+    history: int
+    position: int
+
+    def __str__(self) -> str:
+        """Short, for transcripts."""
+        return f"{self.step}h{self.history}" + ("" if self.position == self.step else f"p{self.position}")
+
+
+GARBAGE = State(step=-1, history=-1, position=-1)
+"""What memory holds while it is written to, and what an aborted collective leaves."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copy:
+    """One complete copy of a slot's state in the memory of a node that the coordinator can ask."""
+
+    node: str
+    slot: int
+    own: bool
+    state: State
+
+
+@dataclass(kw_only=True)
+class _Update:
+    parent: int
+    step: int
+    samples: dict[int, int]
+
+
+@dataclass(kw_only=True)
+class Chronicle:
+    """Ground truth. ``slots``: of the job; ``strict``: numbers of generations must be unique even if nobody trains in them."""
+
+    slots: int
+    strict: bool
+    memberships: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    planned: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    committed: tuple[int, int] = (0, ROOT)
+    trained: bool = False
+    at_risk: set[str] = field(default_factory=set)
+    guarded: frozenset[str] = frozenset()
+    covered: bool = False
+    _updates: dict[int, _Update] = field(default_factory=dict)
+    _stored: dict[tuple[int, int], set[int]] = field(default_factory=dict)
+
+    # --- what happens ----------------------------------------------------------------------------------------------
+
+    def membership(self, generation: int, places: tuple[str, ...]) -> None:
+        """A coordinator announces a membership."""
+        known = self.memberships.setdefault(generation, places)
+        if self.strict and known != places:
+            raise Violation(f"two memberships of generation {generation}: {known} and {places}")
+        if self.strict and generation < max(self.memberships):
+            raise Violation(f"generation {generation} is announced after {max(self.memberships)}")
+
+    def meet(self, what: str, generation: int, states: Mapping[int, State]) -> None:
+        """All slots have entered a collective: they must stand at the same step of the same history."""
+        if len(states) != self.slots or len({(state.step, state.history) for state in states.values()}) != 1:
+            found = ", ".join(f"{slot}:{state}" for slot, state in sorted(states.items()))
+            raise Violation(f"mixed states meet in {what} of generation {generation}: {found}")
+
+    def update(self, states: Mapping[int, State], samples: Mapping[int, int]) -> int:
+        """The slots compute an update together; the history it makes."""
+        history = len(self._updates) + 1
+        state = states[0]
+        self._updates[history] = _Update(parent=state.history, step=state.step, samples=dict(samples))
+        return history
+
+    def gate(self, step: int, history: int) -> None:
+        """A slot has passed the commit gate: everyone relies on this step from now on."""
+        if step >= self.committed[0]:
+            self._commit(step, history)
+
+    def stored(self, slot: int, owner: str, holder: str, state: State) -> None:
+        """A replica is complete."""
+        if owner == holder:
+            raise Violation(f"the replica of slot {slot} lies on {holder}, the node of the slot itself")
+        self._stored.setdefault((state.step, state.history), set()).add(slot)
+
+    def stored_alone(self, slot: int, state: State) -> None:
+        """A snapshot is complete and there is no other node to keep a replica."""
+        self._stored.setdefault((state.step, state.history), set()).add(slot)
+
+    def counted(self, step: int) -> None:
+        """The coordinator counts a step as committed."""
+        for (stored, history), slots in self._stored.items():
+            if stored == step and len(slots) == self.slots and self._extends(history, self.committed):
+                if step > self.committed[0]:
+                    self._commit(step, history)
+                return
+        raise Violation(f"step {step} counts as committed but not every slot's replica of it was complete")
+
+    def _commit(self, step: int, history: int) -> None:
+        if not self._extends(history, self.committed):
+            raise Violation(f"committed step {self.committed} is not part of the history that goes on: {step, history}")
+        self.committed = (step, history)
+
+    def plan(self, generation: int, places: tuple[str, ...], resume_step: int, copies: Iterable[Copy]) -> None:
+        """The coordinator decides where to go on: never before a committed step that can still be had."""
+        known = self.planned.setdefault(generation, places)
+        if known != places:
+            raise Violation(f"two memberships of generation {generation} come to life: {known} and {places}")
+        self.resume(resume_step, places, copies)
+
+    def resume(self, step: int, places: tuple[str, ...], copies: Iterable[Copy]) -> None:
+        """Going on from *step* (-1: not at all) is allowed only if nothing newer was committed or all of it is lost."""
+        if step >= self.committed[0]:
+            return
+        lost = sorted(node for node in self.guarded if node in self.at_risk)
+        if self.covered and len(lost) <= 1:
+            raise Violation(f"step {self.committed} was committed, only {lost} lost, yet the job goes back to {step}")
+        if self._restorable(places, copies):
+            raise Violation(f"step {self.committed} was committed and every slot's copy is there, not just of {step}")
+        if step < 0:
+            return
+        self.committed = (step, self._ancestor(step))
+
+    def _restorable(self, places: tuple[str, ...], copies: Iterable[Copy]) -> bool:
+        width = self.slots // len(places)
+        have = {
+            copy.slot
+            for copy in copies
+            if (copy.state.step, copy.state.history) == self.committed
+            and (not copy.own or places[copy.slot // width] == copy.node)
+        }
+        return len(have) == self.slots
+
+    def go(self, states: Mapping[int, State], guarded: frozenset[str], *, covered: bool) -> None:
+        """A generation is told to train: all slots stand at one step, which continues what was committed.
+
+        *guarded*: the nodes whose single loss must not hurt from here on.
+        """
+        self.meet("go", max(self.planned), states)
+        state = states[0]
+        positions = {other.position for other in states.values()}
+        if positions != {state.step}:
+            raise Violation(f"step {state.step} begins with loaders at {sorted(positions)}")
+        if not self._extends(state.history, self.committed):
+            raise Violation(f"training goes on from {state}, which is not a continuation of {self.committed}")
+        self.trained = True
+        self.guarded, self.covered = guarded, covered
+        self.at_risk.clear()
+
+    def lost(self, node: str) -> None:
+        """A node has gone, or was cut off for long enough to be given up."""
+        self.at_risk.add(node)
+
+    def finish(self, steps: int) -> None:
+        """Every script has ended: all steps were done, each with its own samples, in one history."""
+        step, history = self.committed
+        if step != steps:
+            raise Violation(f"the job ended well after step {step} of {steps}")
+        while history != ROOT:
+            update = self._updates[history]
+            wrong = {slot: sample for slot, sample in update.samples.items() if sample != update.step}
+            if wrong or len(update.samples) != self.slots:
+                raise Violation(f"step {update.step} of the surviving history used the samples {update.samples}")
+            step -= 1
+            if update.step != step:
+                raise Violation(f"step {update.step} follows on step {step} in the surviving history")
+            history = update.parent
+
+    # --- histories -------------------------------------------------------------------------------------------------
+
+    def _ancestor(self, step: int) -> int:
+        """The history that the committed one had at *step*."""
+        at, history = self.committed
+        while at > step:
+            history = self._updates[history].parent
+            at -= 1
+        return history
+
+    def _extends(self, history: int, older: tuple[int, int]) -> bool:
+        """Whether *history* is that of *older* or follows from it."""
+        while history != ROOT and history != older[1] and self._updates[history].step >= older[0]:
+            history = self._updates[history].parent
+        return history == older[1]
