@@ -24,9 +24,9 @@ class ModuleAdapter(AdapterBase):
         super().__init__("model")
         self.chunks = list(chunks)
         self._states = [OptimizerState(opt, f"optimizer.{index}") for index, opt in enumerate(optimizers)]
-        modules = [module for chunk in self.chunks for module in chunk.modules()]
+        self._modules = [module for chunk in self.chunks for module in chunk.modules()]
         self._tables: list[dict[str, Any]] = []
-        for module in modules:
+        for module in self._modules:
             self._tables += [module._parameters, module._buffers, module._modules]
         self._peers: tuple[int, ...] | None = None
 
@@ -112,13 +112,20 @@ class ModuleAdapter(AdapterBase):
     # --- objects --------------------------------------------------------------------------------------------------
 
     def objects(self) -> dict[str, Any]:
-        """Optimizer settings and extra state of modules."""
-        return {"optimizers": [state.objects() for state in self._states], "extra": dict(self._extra_states())}
+        """Optimizer settings, extra state of modules, and which modules are in training mode."""
+        return {
+            "optimizers": [state.objects() for state in self._states],
+            "extra": dict(self._extra_states()),
+            # An evaluation that is cut short by a peer's loss leaves the model in evaluation mode.
+            "modes": bytes(module.training for module in self._modules),
+        }
 
     def load_objects(self, tree: dict[str, Any]) -> None:
         """Put them back."""
         for state, saved in zip(self._states, tree["optimizers"], strict=True):
             state.load_objects(saved)
+        for module, training in zip(self._modules, tree["modes"], strict=True):
+            module.training = bool(training)
         modules = dict(self._modules_with_extra())
         for name, saved in tree["extra"].items():
             modules[name].set_extra_state(saved)
