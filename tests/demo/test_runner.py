@@ -167,7 +167,6 @@ def test_the_launcher_takes_the_command(tmp_path: Path) -> None:
     spec = JobSpec(directory=tmp_path, framework="fsdp2", train=train, nodes=2, spares=1)
     options = parse_run(spec.command()[4:])
     assert (options.nodes_active, options.nodes_max, options.nproc_per_node) == (2, 3, 2)
-    assert options.quiet
     assert options.spare_positions == 2
     assert Path(options.log_dir) / options.job_id == spec.logs
 

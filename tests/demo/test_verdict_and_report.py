@@ -18,7 +18,7 @@ from hotswap.demo.records import History, Recorder
 from hotswap.demo.runner import JobSpec
 from hotswap.demo.samples import planned_ids
 from hotswap.demo.verdict import Evidence
-from hotswap.errors import HotswapError
+from hotswap.errors import HotswapError, UsageError
 
 TRAIN = TrainOptions(layout=Layout(dp=2), steps=4, eval_every=2)
 PLAN = Plan(framework="fsdp2", train=TRAIN, nodes=2, kill="node", moment="reduce", slot=1, step=2)
@@ -352,6 +352,12 @@ def test_a_failed_job_says_whose_fault_it_was_and_keeps_its_logs(
     with pytest.raises(HotswapError, match=r"(?s)the worker of slot 1 failed.*slot1\.err.*ZeroDivisionError"):
         cli.main([*ARGV, "--json"])
     assert list(tmp_path.glob("hotswap-demo-*/reference-*/job/events.jsonl"))
+
+
+def test_a_missing_megatron_is_said_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match="pip install megatron-core, or use --framework fsdp2"):
+        cli.main([])
 
 
 def test_interruption_is_130_and_leaves_nothing(

@@ -40,5 +40,5 @@ def draw(
 
 
 def _legend(mark: int | None) -> str:
-    parts = [f"{BOTH} both runs, bit for bit", f"{REFERENCE} only undisturbed", f"{RUN} only with the death"]
+    parts = [f"{BOTH} both runs, bit for bit", f"{REFERENCE} undisturbed", f"{RUN} disturbed"]
     return "   ".join([*parts, *([f"{MARK} death"] if mark is not None else [])])

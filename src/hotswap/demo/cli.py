@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,13 +22,14 @@ from hotswap.demo.runner import JobSpec, explain_failure, run_job
 from hotswap.demo.screen import Screen
 from hotswap.demo.verdict import Evidence, gather
 from hotswap.demo.view import JobView
-from hotswap.errors import EXIT_OK, EXIT_USER_ERROR, HotswapError
+from hotswap.errors import EXIT_OK, EXIT_USER_ERROR, HotswapError, UsageError
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the demonstration; 0 if the job recovered and is identical, 1 if not, 2 for wrong options, 130 after Ctrl-C."""
     args = parser().parse_args(argv)
     plan = plan_of(args)
+    _require_installed(plan)
     screen = Screen(silent=args.json)
     previous = signal.signal(signal.SIGTERM, _interrupt)
     try:
@@ -38,6 +40,13 @@ def main(argv: Sequence[str]) -> int:
         return 128 + signal.SIGINT
     finally:
         signal.signal(signal.SIGTERM, previous)
+
+
+def _require_installed(plan: Plan) -> None:
+    if plan.framework == "megatron" and find_spec("megatron") is None:
+        raise UsageError(
+            "the default demonstration needs Megatron-Core: pip install megatron-core, or use --framework fsdp2"
+        )
 
 
 def _interrupt(*_: object) -> NoReturn:

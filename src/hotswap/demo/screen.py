@@ -31,7 +31,7 @@ class Screen:
 
     def say(self, text: RenderableType = "") -> None:
         """Print something that stays."""
-        self.console.print(text)
+        self.console.print(text, soft_wrap=isinstance(text, str))
 
     @contextlib.contextmanager
     def job(self, title: str, view: JobView) -> Iterator[_Live | _Plain]:
@@ -66,7 +66,7 @@ class _Plain:
         due = view.step // PLAIN_EVERY_STEPS
         if event["event"] == "record" and due > self._shown and view.loss is not None:
             self._shown = due
-            self._console.print(f"         step {view.step}/{view.steps}  loss {view.loss:.4f}", soft_wrap=True)
+            self._console.print(f"          step {view.step}  loss {view.loss:.4f}", soft_wrap=True)
 
 
 class _Live:
@@ -92,8 +92,8 @@ def picture(view: JobView) -> RenderableType:
     loss = "" if view.loss is None else f"loss {view.loss:.4f}"
     progress.add_row(
         ProgressBar(total=view.steps, completed=view.committed, width=30),
-        f"step {view.step}/{view.steps}",
-        f"committed {view.committed}",
+        f"step {view.step}",
+        f"committed {view.committed}/{view.steps}",
         loss,
         f"generation {view.generation}",
     )

@@ -40,7 +40,7 @@ class JobView:
             self.started_at = float(event["time"])
         self._picture(event)
         sentence = tell(event)
-        if sentence:
+        if sentence and sentence not in {told for _, told in self.story[-1:]}:
             self.story.append((float(event["time"]) - self.started_at, sentence))
 
     def _picture(self, event: Mapping[str, Any]) -> None:
@@ -115,7 +115,8 @@ def _promoted(event: Mapping[str, Any]) -> str:
 
 def _done(event: Mapping[str, Any]) -> str:
     redone = int(event["redone_steps"])
-    return f"recovered in {float(event['phases_ms']['total']):.0f} ms, {redone} step{'' if redone == 1 else 's'} redone"
+    steps = f"{redone} step{'' if redone == 1 else 's'} redone"
+    return f"the first new step is committed, {float(event['phases_ms']['total']):.0f} ms after the loss was noticed; {steps}"
 
 
 _ALWAYS: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
