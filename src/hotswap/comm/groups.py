@@ -21,6 +21,7 @@ from hotswap.comm.gloo import GlooAdapter
 from hotswap.comm.meeting import DeadlineMeeting
 from hotswap.comm.plug import Plug
 from hotswap.comm.port import AbortReport, ConnectReport, GroupSpec, Link, Rendezvous
+from hotswap.comm.rouse import rouse
 from hotswap.core.keep import GroupState
 from hotswap.core.types import Generation, Slot
 from hotswap.errors import Fenced, PeerUnreachable, UsageError
@@ -32,6 +33,8 @@ CONTROL_KEY = "hotswap.control"
 CONNECT_TIMEOUT_S = 60.0
 PARK_GRACE_S = 0.02
 """How long a main thread may take to park once its own groups are shut, before all others are shut as well."""
+ROUSE_INTERVAL_S = 0.05
+"""How often a main thread that has not parked, all its groups being shut, is freed from operations that gloo forgot."""
 RETIRE_THREAD = "hotswap-retire"
 
 
@@ -169,7 +172,8 @@ class Groups:
         if link is None:
             return
         try:
-            link.backend.allreduce([self._gate_tensor]).wait()
+            work = link.backend.allreduce([self._gate_tensor])
+            work.wait()
         except RuntimeError as error:
             self.check()
             raise PeerUnreachable(
@@ -200,8 +204,8 @@ class Groups:
         aborted = self._shut(links, first)
         if not parked.wait(min(grace_s, deadline_s)):
             aborted |= self._shut(links, set(links) - first)
-        is_parked = parked.wait(max(0.0, began + settle_s + deadline_s - time.monotonic()))
-        return AbortReport(aborted=aborted, parked=is_parked, ms=(time.monotonic() - began) * 1e3)
+        roused = self._wait_parked(parked, began + settle_s + deadline_s)
+        return AbortReport(aborted=aborted, parked=parked.is_set(), roused=roused, ms=(time.monotonic() - began) * 1e3)
 
     def counts(self) -> dict[str, GroupState]:
         """What this slot knows about each connected group; meaningful once the main thread has parked."""
@@ -263,6 +267,15 @@ class Groups:
         with self._lock:
             self._old.extend(self._links.pop(key) for key in formed if key in self._links)
             self._links.update(formed)
+
+    def _wait_parked(self, parked: threading.Event, deadline: float) -> int:
+        """Wait for the main thread; every now and then, end what it may wait for in vain. How many operations."""
+        roused = 0
+        while not parked.wait(max(0.0, min(ROUSE_INTERVAL_S, deadline - time.monotonic()))):
+            if time.monotonic() >= deadline:
+                break
+            roused += rouse(threading.main_thread().ident or 0)
+        return roused
 
     def _shut(self, links: dict[str, Link], keys: set[str]) -> frozenset[str]:
         assert self._adapter is not None

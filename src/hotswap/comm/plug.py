@@ -15,22 +15,18 @@ The first is used when its self-test passes, else the second.
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.distributed import ProcessGroup
 
+from hotswap.comm import native
 from hotswap.errors import UsageError
 
 FIRST_FRESH_VALUE = 32
 LAST_FRESH_VALUE = 255
 _RELEASE_SYMBOL = "_ZN4c10d12ProcessGroup17release_resourcesEv"
-_TYPE_INFO_SYMBOL = "_ZTIN4c10d12ProcessGroupE"
-_TYPE_INFO_CAPSULE = ctypes.create_string_buffer(b"St9type_info")
-"""Name that pybind11 asks for; a capsule does not copy its name, so this must live for ever."""
-_INTERNALS_MARK = "pybind11_internals_v"
 
 
 class Plug:
@@ -85,56 +81,17 @@ class Plug:
 
 def _release_function() -> Callable[[Any], None] | None:
     """A function that makes a group forget its backends, or None when this torch build does not allow it."""
-    abi = _pybind11_abi()
-    try:
-        library = ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so"))
-        release = getattr(library, _RELEASE_SYMBOL)
-        type_info = ctypes.addressof(ctypes.c_char.in_dll(library, _TYPE_INFO_SYMBOL))
-    except (OSError, AttributeError, ValueError):
+    release = native.function(_RELEASE_SYMBOL, ctypes.c_void_p)
+    pointers = native.pointers("c10d::ProcessGroup")
+    if release is None or pointers is None:
         return None
-    kind: Any = ProcessGroup  # torch's type stub lacks what is used here
-    if abi is None or not hasattr(kind, "_pybind11_conduit_v1_"):
-        return None
-    release.argtypes = [ctypes.c_void_p]
-    release.restype = None
-    capsule = _new_capsule(type_info)
 
     def call(group: Any) -> None:
-        pointer = group._pybind11_conduit_v1_(abi, capsule, b"raw_pointer_ephemeral")
+        pointer = pointers(group)
         if pointer is None:
-            raise UsageError("pybind11 refused to hand out a ProcessGroup; its ABI changed within this process")
-        release(_capsule_pointer(pointer))
+            raise UsageError("pybind11 does not hand out a ProcessGroup any more; its ABI changed within this process")
+        release(pointer)
 
-    # A pointer that cannot be had must not be noticed in the middle of a recovery.
-    return call if kind(0, 1)._pybind11_conduit_v1_(abi, capsule, b"raw_pointer_ephemeral") is not None else None
-
-
-def _pybind11_abi() -> bytes | None:
-    """The ABI name that torch's copy of pybind11 was built with; found in the key under which it keeps its state."""
-    api = ctypes.pythonapi
-    api.PyInterpreterState_Get.restype = ctypes.c_void_p
-    api.PyInterpreterState_GetDict.restype = ctypes.c_void_p
-    api.PyInterpreterState_GetDict.argtypes = [ctypes.c_void_p]
-    # A borrowed reference: py_object as the result type would drop one that is not ours.
-    borrowed = api.PyInterpreterState_GetDict(api.PyInterpreterState_Get())
-    state = ctypes.cast(borrowed, ctypes.py_object).value if borrowed else {}
-    for key in state:
-        if isinstance(key, str) and _INTERNALS_MARK in key:
-            return key.split(_INTERNALS_MARK)[1].split("_", 1)[1].strip("_").encode()
-    return None
-
-
-def _new_capsule(pointer: int) -> Any:
-    new = ctypes.pythonapi.PyCapsule_New
-    new.restype = ctypes.py_object
-    new.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
-    return new(pointer, ctypes.addressof(_TYPE_INFO_CAPSULE), None)
-
-
-def _capsule_pointer(capsule: Any) -> int:
-    api = ctypes.pythonapi
-    api.PyCapsule_GetName.restype = ctypes.c_void_p
-    api.PyCapsule_GetName.argtypes = [ctypes.py_object]
-    api.PyCapsule_GetPointer.restype = ctypes.c_void_p
-    api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_void_p]
-    return int(api.PyCapsule_GetPointer(capsule, api.PyCapsule_GetName(capsule)))
+    # That a pointer can not be had must not be noticed in the middle of a recovery.
+    kind: Any = ProcessGroup  # torch's type stub lacks this constructor
+    return call if pointers(kind(0, 1)) is not None else None

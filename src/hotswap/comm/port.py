@@ -105,4 +105,6 @@ class AbortReport:
     """Keys of the groups whose connections were shut."""
     parked: bool
     """Whether the main thread reached its parking place before the deadline; if not, only ending the process helps."""
+    roused: int
+    """Operations that were ended by force because their transport had forgotten them (see ``rouse``)."""
     ms: float
