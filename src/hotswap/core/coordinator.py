@@ -14,9 +14,10 @@ from hotswap.core.events import Disconnect, Effect, Event, FromNode, NodeGone, R
 from hotswap.core.history import History
 from hotswap.core.job import Job
 from hotswap.core.limits import Limits
+from hotswap.core.past import Past
 from hotswap.core.recovery import PHASE_NAMES
 from hotswap.core.transitions import TRANSITIONS, Kind, Phase
-from hotswap.core.types import Generation, Membership, NodeId, Role
+from hotswap.core.types import Membership, NodeId, Role
 from hotswap.errors import EXIT_OK, EXIT_REQUEUE, EXIT_USER_ERROR
 
 __all__ = ["Coordinator", "Limits"]
@@ -48,10 +49,11 @@ _LATE_NEWS = ""
 class Coordinator:
     """Pure state machine; see the module's docstring. Not thread-safe: one caller."""
 
-    def __init__(self, limits: Limits, now: float, generation_floor: Generation = 0) -> None:
-        """Start with no knowledge but, at best, that an earlier coordinator has announced *generation_floor* generations."""
+    def __init__(self, limits: Limits, now: float, past: Past | None = None) -> None:
+        """Start with no knowledge but, at best, what the event log of an earlier coordinator says (``past.recall``)."""
         self.limits = limits
-        self.job = Job(limits, generation_floor)
+        self.job = Job(limits, past or Past())
+        self._knows_past = past is not None
         self._born_at = now
         self._complete_at: float | None = None
         self._recollecting_since = now
@@ -203,11 +205,12 @@ class Coordinator:
         job, current = self.job, self.job.current
         members = [job.roster[node] for node in current.places if node in job.roster]
         job.record("coordinator_took_over", {"members": len(members)})
-        job.history = History(since=current.generation)
-        for name in job.roster:
-            # A plan needs every member's answer, so a member that is behind has missed none that counts.
-            if name in current.places or job.roster[name].register.generation in (0, current.generation):
-                job.roster[name].knows = current.generation
+        if not self._knows_past:
+            job.history = History(since=current.generation)
+            for name in job.roster:
+                # A plan needs every member's answer, so a member that is behind has missed none that counts.
+                if name in current.places or job.roster[name].register.generation in (0, current.generation):
+                    job.roster[name].knows = current.generation
         agreed = all(
             (n.register.generation, n.register.places) == (current.generation, current.places) for n in members
         )

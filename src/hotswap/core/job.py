@@ -13,11 +13,12 @@ from hotswap.core.detector import SilenceDetector
 from hotswap.core.events import Disconnect, Effect, Exit, Fields, Record, Scalar, Send
 from hotswap.core.history import History
 from hotswap.core.limits import Limits
+from hotswap.core.past import Past
 from hotswap.core.recovery import PHASE_NAMES, Recovery
 from hotswap.core.roster import Roster
 from hotswap.core.shards import Shards
 from hotswap.core.transitions import RUNNING, Phase
-from hotswap.core.types import Generation, Membership, NodeId, Role, Slot, Source, SourceKind, Step
+from hotswap.core.types import Membership, NodeId, Role, Slot, Source, SourceKind, Step
 from hotswap.errors import EXIT_REQUEUE
 
 NO_STATE_LEFT = (
@@ -29,18 +30,20 @@ NO_STATE_LEFT = (
 class Job:
     """State and actions. ``committed`` is the newest step known to be restorable everywhere."""
 
-    def __init__(self, limits: Limits, generation_floor: Generation) -> None:
-        """No generation up to *generation_floor* will be committed again."""
+    def __init__(self, limits: Limits, past: Past) -> None:
+        """What is known of the *past* will not be contradicted."""
         self.limits = limits
         self.phase = Phase.FORMING
         self.membership: Membership | None = None
-        self.newest_generation = generation_floor
+        self.newest_generation = past.generation
         self.roster = Roster(limits.width)
         self.detector = SilenceDetector(limits.detection_budget_s)
         self.history = History()
+        for generation, step in past.plans:
+            self.history.planned(generation, step)
         self.shards = Shards()
         self.recovery: Recovery | None = None
-        self.started = False
+        self.started = past.started
         self.protected = False
         self.acked: dict[Slot, Step] = {}
         self.committed: Step | None = None
@@ -196,24 +199,24 @@ class Job:
         if self.awaited():
             return
         ledger = self.attempt.ledger(self.current, self.peers)
+        self.started = self.started or ledger.trained()
         choice = resume.choose(self.current.slots, ledger)
         if choice is None and self.unfenced():
             return
-        choice = choice or self._without_memory(self.attempt, ledger)
+        choice = choice or self._without_memory(self.attempt)
         if choice is None:
             self.stop(EXIT_REQUEUE, NO_STATE_LEFT)
             return
         self._announce(self.attempt, ledger, choice)
         self.enter(Phase.REBUILDING, now)
 
-    def _without_memory(self, recovery: Recovery, ledger: resume.Ledger) -> resume.Resume | None:
+    def _without_memory(self, recovery: Recovery) -> resume.Resume | None:
         """The newest durable checkpoint; the very beginning if the job never got anywhere."""
-        first_start = not self.started and not ledger.trained()
         step = recovery.checkpoint_step()
         if step is not None:
-            self.record("restored_from_checkpoint", {"step": step, "first_start": first_start})
+            self.record("restored_from_checkpoint", {"step": step, "first_start": not self.started})
             return _everywhere(self.current.slots, step, SourceKind.CHECKPOINT)
-        return _everywhere(self.current.slots, 0, SourceKind.FRESH) if first_start else None
+        return None if self.started else _everywhere(self.current.slots, 0, SourceKind.FRESH)
 
     def _announce(self, recovery: Recovery, ledger: resume.Ledger, choice: resume.Resume) -> None:
         recovery.resume_step = choice.step

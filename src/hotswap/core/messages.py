@@ -38,6 +38,7 @@ class Register:
     endpoint: Endpoint
     generation: Generation = 0
     places: tuple[NodeId, ...] = ()
+    planned: bool = False
     training: bool = False
     built: tuple[WorkerBuilt, ...] = ()
     acked: dict[Slot, Step] = field(default_factory=dict)

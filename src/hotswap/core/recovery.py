@@ -40,7 +40,7 @@ class Recovery:
         """End a phase; its length in milliseconds. Attempts that failed count as well: somebody waited for them."""
         elapsed_ms = round(1000 * (now - self.phase_at), 3)
         self.phase_at = now
-        self.phases_ms[PHASE_NAMES[phase]] += elapsed_ms
+        self.phases_ms[PHASE_NAMES[phase]] = round(self.phases_ms[PHASE_NAMES[phase]] + elapsed_ms, 3)
         return elapsed_ms
 
     def total_ms(self, now: float) -> float:

@@ -48,9 +48,8 @@ class Roster:
 
     def enter(self, message: m.Register, newest: Generation) -> Node:
         """Take in a node that has registered; *newest* is the newest generation of the job."""
-        # A node that never was in a generation holds nothing, so nothing it holds can be wrong. One that trains has
-        # followed its generation's plan; of any other that is not known.
-        knows = message.generation if message.training else message.generation - 1
+        # A node that never was in a generation holds nothing, so nothing it holds can be wrong.
+        knows = message.generation if message.planned or message.training else message.generation - 1
         node = Node(
             register=message,
             knows=knows if message.generation else newest,

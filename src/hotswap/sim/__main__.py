@@ -34,7 +34,9 @@ def seeds_of(text: str) -> range:
 def main(argv: list[str] | None = None) -> int:
     """Exit code 0 if every seed kept every promise."""
     parser = argparse.ArgumentParser(prog="python -m hotswap.sim", description=__doc__)
-    parser.add_argument("--seeds", type=seeds_of, default=range(100), help="one seed, or A:B (B excluded); default 0:100")
+    parser.add_argument(
+        "--seeds", type=seeds_of, default=range(100), help="one seed, or A:B (B excluded); default 0:100"
+    )
     parser.add_argument("--json", action="store_true", help="one line of JSON instead of text")
     parser.add_argument("--transcript", action="store_true", help="print the transcripts of good seeds too")
     options = parser.parse_args(argv)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 HEARTBEAT_S = 1.0
 PARK_S = 10.0
+STALLED_S = 5.0
 SPARE_POSITIONS = 1
 
 
@@ -75,6 +76,7 @@ class AgentModel:
             endpoint=Endpoint(host=self.node, port=1),
             generation=self.generation,
             places=self.places,
+            planned=self.plan is not None,
             training=self.training,
             built=tuple(self._built(worker) for worker in self.workers.values() if worker.built and worker.alive),
             acked=dict(self.acked),
@@ -301,7 +303,7 @@ class AgentModel:
             buffers[said.buffer].clear()
             return
         self.memory.complete(buffers, buffers[said.buffer], said.step, said.generation)
-        self._replicate(slot, said.step, self.generation)
+        self._replicate(slot, said.step, self.generation, self.world.now)
 
     def _ensure_replicated(self, slot: Slot, step: Step, plan: m.Plan) -> None:
         if self.acked.get(slot) == step:
@@ -309,10 +311,10 @@ class AgentModel:
         if slot not in plan.push:
             self._ack(slot, step)
         elif self.memory.find(slot, step) >= 0:
-            self._replicate(slot, step, self.generation)
+            self._replicate(slot, step, self.generation, self.world.now)
 
-    def _replicate(self, slot: Slot, step: Step, generation: int) -> None:
-        """Push until it is acknowledged or the generation ends."""
+    def _replicate(self, slot: Slot, step: Step, generation: int, began: float) -> None:
+        """Push until it is acknowledged or the generation ends; a long failure is reported, for it stops the gate."""
         index = self.memory.find(slot, step)
         if not self.alive or generation != self.generation or self.plan is None or index < 0:
             return
@@ -324,16 +326,21 @@ class AgentModel:
         self.job.moment("push")
         content = self.memory.granted(slot)[index].content
         delay_s = self.world.between(*self.setup.transfer_s)
-        self.world.after(delay_s, self._arrive, slot, step, generation, holder, content)
+        self.world.after(delay_s, self._arrive, slot, step, generation, holder, content, began)
 
-    def _arrive(self, slot: Slot, step: Step, generation: int, holder: NodeId, content: object) -> None:
+    def _arrive(self, slot: Slot, step: Step, generation: int, holder: NodeId, content: object, began: float) -> None:
         """The last byte is there, if both ends still are and the snapshot was not overwritten meanwhile."""
         index = self.memory.find(slot, step)
         if not self.alive or index < 0:
             return
         receiver, state = self.job.agents[holder], self.memory.granted(slot)[index].content
         if not receiver.alive or state is not content or self.world.chance(self.setup.flaky):
-            self.world.after(0.05, self._replicate, slot, step, generation)
+            if generation == self.generation and self.world.now > began + STALLED_S:
+                self.send(m.WorkerTrouble(slot=slot, generation=generation, detail=f"no replica at {holder}"))
+                began = self.world.now
+            self.world.after(0.05, self._replicate, slot, step, generation, began)
+            return
+        if step < self.acked.get(slot, -1):
             return
         if receiver.memory.receive(slot, state, step, generation):
             self.job.chronicle.stored(slot, self.node, holder, state)

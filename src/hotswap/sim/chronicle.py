@@ -108,20 +108,32 @@ class Chronicle:
 
     def counted(self, step: int) -> None:
         """The coordinator counts a step as committed."""
-        for (stored, history), slots in self._stored.items():
-            if stored == step and len(slots) == self.slots and self._extends(history, self.committed):
-                if step > self.committed[0]:
-                    self._commit(step, history)
-                return
-        raise Violation(f"step {step} counts as committed but not every slot's replica of it was complete")
+        if step <= self.committed[0]:
+            complete = [(step, self._ancestor(step))]
+        else:
+            complete = [
+                (at, history) for at, history in self._stored if at == step and self._extends(history, self.committed)
+            ]
+        complete = [key for key in complete if len(self._stored.get(key, ())) == self.slots]
+        if complete and step > self.committed[0]:
+            self._commit(*complete[-1])
+        if not complete:
+            raise Violation(f"step {step} counts as committed but not every slot's replica of it was complete")
 
     def _commit(self, step: int, history: int) -> None:
         if not self._extends(history, self.committed):
             raise Violation(f"committed step {self.committed} is not part of the history that goes on: {step, history}")
         self.committed = (step, history)
 
-    def plan(self, generation: int, places: tuple[str, ...], resume_step: int, copies: Iterable[Copy]) -> None:
-        """The coordinator decides where to go on: never before a committed step that can still be had."""
+    def plan(
+        self, generation: int, places: tuple[str, ...], resume_step: int, copies: Iterable[Copy], *, fresh: bool
+    ) -> None:
+        """The coordinator decides where to go on: never before a committed step that can still be had.
+
+        *fresh*: from the very beginning, which a job that has trained must not do unasked.
+        """
+        if fresh and self.trained and self.strict:
+            raise Violation(f"generation {generation} silently begins from nothing after {self.committed}")
         known = self.planned.setdefault(generation, places)
         if known != places:
             raise Violation(f"two memberships of generation {generation} come to life: {known} and {places}")

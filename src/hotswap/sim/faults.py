@@ -34,8 +34,12 @@ def draw(world: World, count: int) -> list[Fault]:
     faults = []
     for _ in range(count):
         moment = world.dice.choice(MOMENTS)
-        nth = world.dice.randint(1, 3) if moment in MOMENTS[:5] else world.dice.randint(1, 40)
-        delay_s = world.between(3.0, 40.0) if moment == "time" else world.dice.choice((0.0, 0.01, 0.1, 1.0)) * world.between(0.0, 1.0)
+        nth = world.dice.choice((1, 1, 2, 2, 3)) if moment in MOMENTS[:5] else world.dice.randint(1, 40)
+        delay_s = (
+            world.between(3.0, 40.0)
+            if moment == "time"
+            else world.dice.choice((0.0, 0.01, 0.1, 1.0)) * world.between(0.0, 1.0)
+        )
         faults.append(Fault(kind=world.dice.choice(KINDS), moment=moment, nth=nth, delay_s=delay_s))
     return faults
 
@@ -80,7 +84,7 @@ class Saboteur:
         elif fault.kind == "coordinator":
             job.server.crash()
             world.after(world.between(0.05, 8.0), job.start_server)
-        else:
+        elif fault.kind in ("connection", "partition"):
             self._cut(fault.kind)
 
     def _cut(self, kind: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hotswap.core import messages as m
 from hotswap.core.coordinator import Limits
 from hotswap.core.events import Exit, Record
-from hotswap.core.types import HeldKind, NodeId
+from hotswap.core.types import HeldKind, NodeId, SourceKind
 from hotswap.errors import EXIT_OK, EXIT_REQUEUE
 from hotswap.sim.agent import AgentModel
 from hotswap.sim.chronicle import Chronicle, Copy, State, Violation
@@ -183,7 +183,8 @@ class JobModel:
             self.world.note(f"{message}")
             self._note_absent()
             places = self.chronicle.memberships[message.generation]
-            self.chronicle.plan(message.generation, places, message.resume_step, self._copies())
+            fresh = any(source.kind is SourceKind.FRESH for source in message.sources.values())
+            self.chronicle.plan(message.generation, places, message.resume_step, self._copies(), fresh=fresh)
         elif isinstance(message, m.Go) and message.generation > self.gone_on:
             self.gone_on = message.generation
             self._check_go(message.generation)

@@ -67,10 +67,8 @@ class Memory:
 
     def replica(self, slot: int, step: int) -> State | None:
         """A replica, or else an own snapshot."""
-        for buffer in [*self.replicas.get(slot, ()), *self.own.get(slot, ())]:
-            if buffer.step == step:
-                return buffer.content
-        return None
+        buffers = [*self.replicas.get(slot, ()), *self.own.get(slot, ())]
+        return next((buffer.content for buffer in buffers if buffer.step == step), None)
 
     def truncate(self, step: int) -> None:
         """Drop everything beyond *step*: it has been undone."""
@@ -82,8 +80,7 @@ class Memory:
     def inventory(self) -> tuple[Held, ...]:
         """Every complete version."""
         return tuple(
-            Held(slot=slot, step=buffer.step, kind=kind, unique_nbytes=1)
-            for kind, slot, buffer in self.complete_ones()
+            Held(slot=slot, step=buffer.step, kind=kind, unique_nbytes=1) for kind, slot, buffer in self.complete_ones()
         )
 
     def complete_ones(self) -> Iterator[tuple[HeldKind, int, Buffer]]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from hotswap.core import messages as m
 from hotswap.core.coordinator import Coordinator
 from hotswap.core.events import Disconnect, Event, Exit, FromNode, NodeGone, Record, Send, Tick
+from hotswap.core.past import recall
 from hotswap.core.types import NodeId
 from hotswap.sim.world import Pipe, Timer
 
@@ -58,14 +59,14 @@ class Server:
         self.job = job
         self.machine: Coordinator | None = None
         self.links: dict[NodeId, Connection] = {}
-        self.announced = 0
+        self._log: list[dict[str, object]] = []
         self._timer: Timer | None = None
 
     def start(self) -> None:
         """A coordinator that knows nothing, but maybe, from the event log, how many generations were announced."""
-        floor = self.announced if self.job.setup.event_log else 0
-        self.machine = Coordinator(self.job.limits, self.job.world.now, floor)
-        self.job.world.note(f"a coordinator starts, floor {floor}")
+        past = recall(self._log) if self.job.setup.event_log else None
+        self.machine = Coordinator(self.job.limits, self.job.world.now, past)
+        self.job.world.note(f"a coordinator starts with {past}")
         self._set_timer()
 
     def crash(self) -> None:
@@ -111,9 +112,9 @@ class Server:
         before = self.machine.phase
         for effect in self.machine.handle(event, self.job.world.now):
             if isinstance(effect, Record):
+                self._log.append({"event": effect.event, **effect.fields})
                 self.job.on_record(effect)
             elif isinstance(effect, Send):
-                self.announced = max(self.announced, getattr(effect.message, "generation", 0))
                 self.job.on_send(effect.node, effect.message)
                 if effect.node in self.links:
                     self.links[effect.node].down.send(effect.message)

@@ -136,7 +136,8 @@ class WorkerModel:
         elif isinstance(message, m.Go):
             self.go = message.generation
         elif isinstance(message, tuple) and message[0] == self.told:
-            _, self.acked, self.free = message
+            # A snapshot may be pushed twice, and the second acknowledgement of an old one come last.
+            self.acked, self.free = max(self.acked, message[1]), message[2]
         self.poke()
 
     def _abort(self, told: int) -> None:
