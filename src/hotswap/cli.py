@@ -6,8 +6,17 @@ import sys
 from collections.abc import Callable
 
 from hotswap import __version__
-from hotswap.errors import EXIT_USAGE, HotswapError, RecoveryImpossible, UsageError
+from hotswap.errors import (
+    EXIT_OK,
+    EXIT_REQUEUE,
+    EXIT_USAGE,
+    EXIT_USER_ERROR,
+    HotswapError,
+    RecoveryImpossible,
+    UsageError,
+)
 
+EXIT_INTERRUPTED = 130
 USAGE = """usage: hotswap <command> [options]
 
 commands:
@@ -40,22 +49,27 @@ def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE, end="")
-        return 0 if arguments else EXIT_USAGE
+        return EXIT_OK if arguments else EXIT_USAGE
     if arguments[0] == "--version":
         print(f"hotswap {__version__}")
-        return 0
+        return EXIT_OK
     command = COMMANDS.get(arguments[0])
     if command is None:
         print(f"hotswap: there is no command {arguments[0]!r}\n\n{USAGE}", end="", file=sys.stderr)
         return EXIT_USAGE
+    return _guarded(command, arguments[1:])
+
+
+def _guarded(command: Callable[[list[str]], int], arguments: list[str]) -> int:
     try:
-        return command(arguments[1:])
-    except UsageError as error:
-        print(f"hotswap: {error}", file=sys.stderr)
-        return EXIT_USAGE
+        return command(arguments)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
     except HotswapError as error:
         print(f"hotswap: {error}", file=sys.stderr)
-        return 75 if isinstance(error, RecoveryImpossible) else 1
+        if isinstance(error, UsageError):
+            return EXIT_USAGE
+        return EXIT_REQUEUE if isinstance(error, RecoveryImpossible) else EXIT_USER_ERROR
 
 
 if __name__ == "__main__":

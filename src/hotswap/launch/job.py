@@ -23,11 +23,14 @@ from hotswap.launch import place as places
 from hotswap.launch.console import Follower
 from hotswap.launch.options import Options
 from hotswap.launch.processes import Child, Waker, end, expect, start
+from hotswap.node.process import make_private_directory
 
 COORDINATOR_RESTARTS_MAX = 20
 WAKE_S = 0.5
 LOOK_S = 0.1
 LAST_WORDS_S = 5.0
+INCARNATION_MAX = 10**6
+COORDINATOR, AGENT = "hotswap.node.coordinator", "hotswap.node.agent"
 SESSION = "hotswap.session.session"
 """Always preloaded: every protected worker needs it, and torch's sharding packages that it imports take seconds."""
 FORK_SERVER = "HOTSWAP_FORK_SERVER"
@@ -60,7 +63,7 @@ class Job:
 
     def __enter__(self) -> Job:
         """Take over the signals."""
-        self.directory.mkdir(parents=True, exist_ok=True)
+        make_private_directory(self.directory)
         if self.options.console is not None:
             self._follower = Follower(self.directory, self.options.console, self.options.nproc_per_node)
         self._private = Path(tempfile.mkdtemp(prefix="hotswap-private-"))
@@ -76,7 +79,7 @@ class Job:
 
     def _end_all(self) -> None:
         others = [child for child in (self._coordinator, self._fork_server) if child is not None]
-        end([*self._agents, *others], patience_s=0 if self._waker.hurry else 10)
+        end([*self._agents, *others], lambda: self._waker.hurry)
         for lock in self._names:
             lock.close()
         if self._follower is not None:
@@ -146,7 +149,7 @@ class Job:
             events_path=str(self.events),
             checkpoint_dir=options.checkpoint_dir or None,
         )
-        self._coordinator = start("coordinator", "hotswap.node.coordinator", log=log, answers=True, without=SECRETS)
+        self._coordinator = start("coordinator", COORDINATOR, log=log, answers=True, without=SECRETS)
         self._coordinator.tell(config)
         self._port = int(expect(self._coordinator, "port", log))
 
@@ -159,6 +162,8 @@ class Job:
             job_id=self.job_id,
             token=self._token,
             node=name,
+            # A node that comes back on its machine is a new one; nodes of different machines have different names.
+            incarnation=1 if options.standalone else 1 + secrets.randbelow(INCARNATION_MAX),
             fault_domain=options.fault_domain,
             coordinator_host=place.coordinator_host,
             coordinator_port=self._port,
@@ -177,7 +182,7 @@ class Job:
             checkpoint_dir=options.checkpoint_dir or None,
             checkpoint_interval_steps=options.checkpoint_interval_steps,
         )
-        agent = start(name, "hotswap.node.agent", log=self.directory / name / "agent.log", without=SECRETS)
+        agent = start(name, AGENT, log=self.directory / name / "agent.log", without=SECRETS)
         self._agents.append(agent)
         agent.tell(config)
 
@@ -319,12 +324,16 @@ def main(argv: list[str]) -> int:
     try:
         from hotswap.launch.arguments import parse
 
-        options = parse(argv)
-        with Job(options, server) as job:
-            code = job.run()
+        return run(parse(argv), server)
     finally:
         if server is not None:
             end([server])
+
+
+def run(options: Options, fork_server: Child | None = None) -> int:
+    """Run a job from its start to its end and say how it ended; its exit code."""
+    with Job(options, fork_server) as job:
+        code = job.run()
     _report(job, code)
     return code
 

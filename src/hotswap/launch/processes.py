@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from hotswap.errors import UsageError
-from hotswap.node.process import SAFE_PATH, die_with_parent
+from hotswap.node.process import SAFE_PATH, append_privately, die_with_parent, make_private_directory
 
 START_S = 120.0
 END_S = 10.0
@@ -90,8 +90,8 @@ def start(
     with contextlib.ExitStack() as stack:
         err = None
         if log is not None:
-            log.parent.mkdir(parents=True, exist_ok=True)
-            err = stack.enter_context(log.open("ab"))
+            make_private_directory(log.parent)
+            err = stack.enter_context(append_privately(log))
         process = subprocess.Popen(
             [sys.executable, *SAFE_PATH, "-m", module, *arguments],
             stdin=subprocess.PIPE,
@@ -125,17 +125,17 @@ def _tail(log: Path) -> str:
     return ""
 
 
-def end(children: Iterable[Child], *, patience_s: float = END_S) -> None:
-    """Ask politely, then insist; afterwards no process of theirs is left."""
-    waiting = list(children)
-    for child in waiting:
-        if child.code is None:
-            child.signal(signal.SIGTERM)
-    deadline = time.monotonic() + patience_s
-    for child in waiting:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.process.wait(max(0.0, deadline - time.monotonic()))
-    for child in waiting:
+def end(children: Iterable[Child], hurry: Callable[[], bool] = lambda: False) -> None:
+    """Ask politely, then insist, at once when *hurry* says so; afterwards no process of theirs is left."""
+    all_children = list(children)
+    for child in all_children:
+        child.signal(signal.SIGTERM)
+    deadline = time.monotonic() + END_S
+    for child in all_children:
+        while child.code is None and time.monotonic() < deadline and not hurry():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.process.wait(0.1)
+    for child in all_children:
         # Also when the leader has left: a member of its group may still be there.
         child.signal(signal.SIGKILL)
         child.process.wait()
