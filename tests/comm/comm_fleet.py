@@ -7,6 +7,7 @@ milliseconds. Results travel as JSON over pipes. Nothing outlives ``Fleet.run``.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import json
 import os
@@ -31,6 +32,7 @@ from hotswap.errors import Fenced, PeerUnreachable
 
 HEADER = struct.Struct("<BdII")
 SET, GET = 0, 1
+PR_SET_PDEATHSIG = 1
 
 
 class KeyValueServer:
@@ -285,6 +287,8 @@ class Fleet:
 
 
 def _never_return(function: Callable[..., Any], *args: Any) -> None:
+    # Nothing stays behind when the test process itself is killed.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     try:
         function(*args)
     except BaseException:

@@ -98,3 +98,7 @@ def test_a_kept_group_was_entered_equally_by_living_healthy_members(
             if set(state.members) == {m for slot in members for m in reports[slot][key].members}
         ]
         assert set(twins) <= kept
+
+
+def test_a_group_without_members_is_not_kept() -> None:
+    assert groups_to_keep({0: {"a": GroupState(members=(), issued=0, intact=True)}}, frozenset()) == frozenset()

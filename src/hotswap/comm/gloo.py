@@ -23,8 +23,8 @@ from hotswap.core.types import Slot
 from hotswap.errors import HotswapError, PeerFault, PeerUnreachable
 
 TOPIC = "gloo"
-THREADS_PER_GROUP = 1
-"""One, so that operations of a group run in the order in which they were started."""
+THREADS_PER_GROUP = 2
+"""As in plain torch. With one, the scheduler of a busy machine lets a lone hard-working thread wait for its turn."""
 Members = frozenset[Slot]
 
 
