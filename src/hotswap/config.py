@@ -26,6 +26,11 @@ class Timing:
         return max(30.0, 6 * self.detection_budget_s)
 
     @property
+    def park_s(self) -> float:
+        """Longest time a worker may take to leave a generation; then it is replaced, within the phase."""
+        return self.phase_s * 2 / 3
+
+    @property
     def settle_s(self) -> float:
         """Pause between the stop flag and the abort, so that ranks run into their blocked state first."""
         return 0.05
@@ -45,12 +50,14 @@ class Timing:
 class CoordinatorConfig:
     """One coordinator process.
 
+    ``restarted``: it takes the place of one that died, whose event log it continues.
     ``nodes_active`` nodes train; up to ``nodes_max - nodes_active`` more are spares. ``respawns_max`` bounds worker
     respawns without a newly committed step in between. ``spare_wait_s`` is how long a job without a spare waits for a node.
     """
 
     job_id: str
     token: str = field(repr=False)
+    restarted: bool = False
     host: str = "127.0.0.1"
     port: int = 0
     nodes_active: int
@@ -68,6 +75,7 @@ class CoordinatorConfig:
 class AgentConfig:
     """One agent process, that is one node.
 
+    ``incarnation`` makes each start of an agent a new node: within a job, a name with its number is never used again.
     ``entry`` is the training command: a script path and its arguments, or ``-m module`` and its arguments.
     ``spare_positions``: for how many active nodes' places a spare keeps built workers.
     """
@@ -75,6 +83,7 @@ class AgentConfig:
     job_id: str
     token: str = field(repr=False)
     node: str
+    incarnation: int = 1
     fault_domain: str = ""
     coordinator_host: str = "127.0.0.1"
     coordinator_port: int

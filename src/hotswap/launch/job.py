@@ -127,8 +127,7 @@ class Job:
             self._start_coordinator()
         except UsageError:
             # Two launchers on one machine both take the endpoint for theirs, and the first one has it.
-            place, budget_s = self.place, self._timing.detection_budget_s
-            if not (place.may_join and places.answers(place.coordinator_host, place.coordinator_port, budget_s)):
+            if not (self.place.may_join and places.is_taken(self.place.coordinator_bind, self._port)):
                 raise
             self._coordinator = None
 
@@ -137,6 +136,7 @@ class Job:
         config = CoordinatorConfig(
             job_id=self.job_id,
             token=self._token,
+            restarted=self._restarts > 0,
             host=self.place.coordinator_bind,
             port=self._port,
             nodes_active=options.nodes_active,

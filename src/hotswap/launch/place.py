@@ -115,13 +115,13 @@ def claim(job_id: str, name: str) -> tuple[str, socket.socket]:
         return candidate, lock
 
 
-def answers(host: str, port: int, timeout_s: float) -> bool:
-    """Whether somebody listens there."""
+def is_taken(host: str, port: int) -> bool:
+    """Whether somebody on this machine listens there."""
     try:
-        with socket.create_connection((host, port), timeout_s):
-            return True
-    except OSError:
-        return False
+        with socket.create_server((host, port), family=_family(host)):
+            return False
+    except OSError as error:
+        return error.errno == errno.EADDRINUSE
 
 
 def free_port() -> int:

@@ -6,32 +6,29 @@ Reads its AgentConfig as JSON on standard input. One asyncio loop decides; memor
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from hotswap.config import AgentConfig
 from hotswap.core import messages as m
-from hotswap.core.rendezvous import RendezvousTable
 from hotswap.core.types import Generation, NodeId, Slot, Step, node_id
-from hotswap.errors import EXIT_OK, EXIT_REQUEUE, HotswapError
+from hotswap.errors import EXIT_REQUEUE, EXIT_USAGE, AuthError, HotswapError
 from hotswap.node.control import ControlChannel
 from hotswap.node.memory_keeper import MemoryKeeper
 from hotswap.node.process import die_with_parent, set_up_logging
+from hotswap.node.relay import RendezvousRelay
 from hotswap.node.worker_process import WorkerProcess
 from hotswap.node.workers import WorkerPool
 from hotswap.wire import worker_messages as w
 
 log = logging.getLogger("hotswap.agent")
 RESPAWNS_OF_A_SPARE_MAX = 3
-PARK_S = 10.0
 
 
 class Agent:
@@ -47,9 +44,11 @@ class Agent:
         self.plan: m.Plan | None = None
         self.workers: dict[Slot, WorkerProcess] = {}
         self.memory = MemoryKeeper(config, node, self._replicated, self._replication_stalled, self._durable)
-        self.pool = WorkerPool(config, node, self._on_worker_message, self._on_worker_end)
+        self.pool = WorkerPool(config, self._on_worker_message, self._on_worker_end, self._fail)
         self.control = ControlChannel(config, self._register, self._on_coordinator_message)
-        self.rendezvous: RendezvousTable[Slot] = RendezvousTable()
+        self.rendezvous = RendezvousRelay(self.control.send, self._give)
+        self._protected = False
+        self._leaving = False
         self._lost: set[Slot] = set()
         self._finished: set[Slot] = set()
         self._fence_answered = False
@@ -73,10 +72,18 @@ class Agent:
             self._spawn_task(self._beat())
             code = await self._exit
         finally:
-            await self.pool.close(list(self.workers.values()))
+            self._leaving = True
+            await self.control.close()
+            for task in self._tasks:
+                task.cancel()
+            await self.pool.close()
             self.memory.close()
-        await self.control.close()
         return code
+
+    def _fail(self, error: BaseException) -> None:
+        """Something of this node does not work any more: end it, a spare is better."""
+        log.error("this node cannot go on: %s", error, exc_info=error)
+        self._leave(EXIT_REQUEUE)
 
     def _leave(self, exit_code: int) -> None:
         if self._exit is not None and not self._exit.done():
@@ -89,9 +96,12 @@ class Agent:
 
     def _task_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("agent task failed", exc_info=task.exception())
-            self._leave(EXIT_REQUEUE)
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, AuthError):
+            log.error("%s", error)
+            self._leave(EXIT_USAGE)
+        elif error is not None:
+            self._fail(error)
 
     # --- coordinator -----------------------------------------------------------------------------------------------
 
@@ -102,6 +112,7 @@ class Agent:
             endpoint=self.memory.endpoint,
             generation=self.generation,
             places=self.places,
+            planned=self.plan is not None,
             training=self.training,
             built=tuple(
                 self._built(worker) for worker in self.workers.values() if worker.built is not None and worker.alive
@@ -110,6 +121,7 @@ class Agent:
             lost=tuple(sorted(self._lost)),
             finished=tuple(sorted(self._finished)),
             checkpoint_step=self.memory.checkpoint_step(),
+            protected=self._protected,
         )
 
     async def _beat(self) -> None:
@@ -128,7 +140,8 @@ class Agent:
             self._leave(EXIT_REQUEUE)
 
     def _heartbeat(self) -> None:
-        self.control.send(m.Heartbeat(generation=self.generation, acked=dict(self.memory.acked)))
+        acked = dict(self.memory.acked)
+        self.control.send(m.Heartbeat(generation=self.generation, acked=acked, protected=self._protected))
 
     def _on_coordinator_message(self, message: Any) -> None:
         if isinstance(message, m.Fence):
@@ -138,50 +151,59 @@ class Agent:
         elif isinstance(message, m.Go):
             self._on_go(message)
         elif isinstance(message, m.KvValue):
-            self._on_value(message)
+            self.rendezvous.publish(message.generation, message.key, message.value)
         elif isinstance(message, m.CommitCheckpoint):
             self.memory.commit_checkpoint(message.step, message.slots)
         elif isinstance(message, m.Stop):
-            log.info("stop: %s", message.reason)
-            self._spawn_task(self._stop(message))
+            self._on_stop(message)
 
-    async def _stop(self, message: m.Stop) -> None:
+    def _on_stop(self, message: m.Stop) -> None:
+        log.info("stop: %s", message.reason)
         for worker in self.workers.values():
             worker.link.send(w.Finish(exit_code=message.exit_code, reason=message.reason))
-        self._leave(EXIT_OK if message.exit_code == EXIT_OK else message.exit_code)
+        self._leave(message.exit_code)
 
     # --- fence -----------------------------------------------------------------------------------------------------
 
     def _on_fence(self, fence: m.Fence) -> None:
         if fence.generation < self.generation:
             return
+        self._fence = fence
+        self.memory.endpoints = fence.endpoints
         if fence.generation > self.generation:
             self._accept(fence)
-        self.memory.endpoints = fence.endpoints
+        elif not self.active:
+            # Told again of the same membership: now for which places to keep workers.
+            self._staff(fence)
+        if fence.valid_to is not None:
+            self.memory.undo_after(fence.valid_to)
         self._answer_fence()
 
     def _accept(self, fence: m.Fence) -> None:
         """Leave the old generation: from here on nothing of it can become valid on this node."""
-        self._fence = fence
-        self.memory.endpoints = fence.endpoints
         self.generation, self.places = fence.generation, fence.places
         self.training, self.plan, self._fence_answered = False, None, False
         self._restored.clear()
         self._lost.clear()
-        self._finished.clear()
+        if self._protected:
+            self._finished.clear()
         self.memory.fence(fence.generation)
         self.rendezvous.advance(fence.generation)
-        wanted = self._wanted_slots(fence)
-        for slot, worker in list(self.workers.items()):
-            if slot not in wanted:
-                self._discard(worker)
         for worker in self.workers.values():
             worker.fenced, worker.parked = fence.generation, None
             worker.link.send(fence)
+        self._staff(fence)
+        self._arm_park_timer()
+
+    def _staff(self, fence: m.Fence) -> None:
+        """Have exactly the workers that *fence* asks for. Without protection, one that has finished is not run again."""
+        wanted = [slot for slot in self._wanted_slots(fence) if slot not in self._finished]
+        for slot, worker in list(self.workers.items()):
+            if slot not in wanted:
+                self._discard(worker)
         for slot in wanted:
             if slot not in self.workers:
                 self._start_worker(slot)
-        self._arm_park_timer()
 
     def _wanted_slots(self, fence: m.Fence) -> list[Slot]:
         width = self.config.nproc_per_node
@@ -198,11 +220,12 @@ class Agent:
 
     def _discard(self, worker: WorkerProcess) -> None:
         worker.unwanted = True
-        worker.kill()
+        self.pool.kill(worker)
         del self.workers[worker.slot]
 
     def _start_worker(self, slot: Slot) -> None:
-        master = self.memory.endpoints[self.places[0]].host if self.places else self.config.advertise_host
+        first = self.memory.endpoints.get(self.places[0]) if self.places else None
+        master = first.host if first is not None else self.config.advertise_host
         worker = self.pool.spawn(slot, self.generation, rehearse=not self.active, master=master)
         worker.fenced = self.generation
         self.workers[slot] = worker
@@ -212,18 +235,22 @@ class Agent:
     def _arm_park_timer(self) -> None:
         if self._park_timer is not None:
             self._park_timer.cancel()
-        self._park_timer = asyncio.get_running_loop().call_later(PARK_S, self._kill_unparked, self.generation)
+        delay = self.config.timing.park_s
+        self._park_timer = asyncio.get_running_loop().call_later(delay, self._kill_unparked, self.generation)
 
     def _kill_unparked(self, generation: Generation) -> None:
         """A worker that cannot be stopped in place is stopped for good; its state is in this node's memory."""
         if generation == self.generation and not self._fence_answered:
             for worker in self._unparked():
-                worker.detail = f"did not leave the old generation within {PARK_S:g} s"
-                worker.kill()
+                worker.detail = f"did not leave the old generation within {self.config.timing.park_s:g} s"
+                self.pool.kill(worker)
 
     def _unparked(self) -> list[WorkerProcess]:
-        """Also the dead whose last words are not read yet: one of them may say which buffer it was overwriting."""
-        return [worker for worker in self.workers.values() if worker.loaded and worker.parked is None]
+        """Who still has to leave the old generation; a worker that is not built yet was never in one.
+
+        Also the dead whose last words are not read yet: one of them may say which buffer it was overwriting.
+        """
+        return [worker for worker in self.workers.values() if worker.built is not None and worker.parked is None]
 
     def _answer_fence(self) -> None:
         if self._unparked():
@@ -244,6 +271,8 @@ class Agent:
                 checkpoint_step=self.memory.checkpoint_step(),
             )
         )
+        for slot in sorted(self._finished):
+            self.control.send(m.WorkerFinished(slot=slot, generation=self.generation))
 
     # --- plan and go -----------------------------------------------------------------------------------------------
 
@@ -266,9 +295,8 @@ class Agent:
             return
         if plan.generation != self.generation or not worker.alive:
             return
-        if located is not None and not worker.granted:
+        if located is not None and worker.granted != self.memory.buffers(worker.slot):
             self._grant(worker)
-        worker.loaded = plan.generation
         load = w.Load(
             generation=plan.generation, resume_step=plan.resume_step, source=source.kind, keep=plan.keep, free=0
         )
@@ -289,8 +317,7 @@ class Agent:
             self.control.send(m.RestoreFailed(slot=slot, generation=generation, detail=detail))
 
     def _grant(self, worker: WorkerProcess) -> None:
-        worker.granted = True
-        files = self.memory.buffers(worker.slot)
+        worker.granted = files = self.memory.buffers(worker.slot)
         granted = w.Granted(nbytes=files[0].nbytes, buffers=len(files), free=self.memory.free(worker.slot))
         worker.link.send(granted, fds=[file.fd for file in files])
 
@@ -308,7 +335,9 @@ class Agent:
         if worker.unwanted:
             return
         slot = worker.slot
-        if isinstance(message, w.Built):
+        if isinstance(message, w.Joined):
+            self._on_joined()
+        elif isinstance(message, w.Built):
             worker.built = message
             self.control.send(self._built(worker))
         elif isinstance(message, w.Reserve):
@@ -325,7 +354,7 @@ class Agent:
         elif isinstance(message, w.Connected):
             self._forward(message.generation, m.WorkerConnected(slot=slot, generation=message.generation))
         elif isinstance(message, w.Restored):
-            self._on_restored(slot, message)
+            self._on_restored(worker, message)
         elif isinstance(message, w.Trouble):
             self._forward(
                 message.generation, m.WorkerTrouble(slot=slot, generation=message.generation, detail=message.detail)
@@ -334,8 +363,16 @@ class Agent:
             worker.detail = message.detail
             if message.restore:
                 self._restore_failed(slot, message.generation, message.detail)
-        else:
-            self._on_rendezvous(slot, message)
+        elif isinstance(message, m.KvSet):
+            self.rendezvous.set(message)
+        elif isinstance(message, m.KvGet):
+            self.rendezvous.get(slot, message)
+
+    def _on_joined(self) -> None:
+        """The script uses hotswap: news that the coordinator and the spares are waiting for."""
+        if not self._protected:
+            self._protected = True
+            self._heartbeat()
 
     def _built(self, worker: WorkerProcess) -> m.WorkerBuilt:
         assert worker.built is not None
@@ -351,10 +388,13 @@ class Agent:
     def _on_parked(self, worker: WorkerProcess, message: w.Parked) -> None:
         if message.generation == self.generation:
             worker.parked = message
-            self._answer_fence()
+            if not self._fence_answered:
+                self._answer_fence()
 
-    def _on_restored(self, slot: Slot, message: w.Restored) -> None:
+    def _on_restored(self, worker: WorkerProcess, message: w.Restored) -> None:
+        slot = worker.slot
         if message.generation == self.generation and self.plan is not None:
+            worker.holds_state = True
             self._restored[slot] = message.step
             self.memory.ensure_replicated(slot, message.step, self.plan)
             self._ready_if(slot)
@@ -372,7 +412,7 @@ class Agent:
             return
         worker.link.send(w.Acked(generation=generation, step=step, free=free))
         self._ready_if(slot)
-        if self.training and self.memory.all_acked(step, [s for s in self.workers]):
+        if self.training and self.memory.all_acked(step, self.workers):
             self._heartbeat()
 
     def _replication_stalled(self, slot: Slot, generation: Generation, detail: str) -> None:
@@ -383,7 +423,7 @@ class Agent:
 
     def _on_worker_end(self, worker: WorkerProcess) -> None:
         """The process has ended and everything it said has been heard."""
-        if worker.unwanted or self.workers.get(worker.slot) is not worker:
+        if worker.unwanted or self._leaving or self.workers.get(worker.slot) is not worker:
             return
         slot = worker.slot
         del self.workers[slot]
@@ -412,42 +452,9 @@ class Agent:
                 "workers of this spare failed %d times; it stays warm, without built workers", self._spare_respawns
             )
 
-    # --- rendezvous ------------------------------------------------------------------------------------------------
-
-    def _on_rendezvous(self, slot: Slot, message: Any) -> None:
-        if isinstance(message, m.KvSet):
-            self._publish(message.generation, message.key, message.value)
-            self.control.send(message)
-        elif isinstance(message, m.KvGet) and message.generation == self.generation:
-            first = message.key not in self.rendezvous.waiting
-            value = self.rendezvous.get(message.generation, message.key, slot)
-            if value is not None:
-                self._give(slot, message.generation, message.key, value)
-            elif first:
-                self.control.send(message)
-
-    def _on_value(self, message: m.KvValue) -> None:
-        self._publish(message.generation, message.key, message.value)
-
-    def _publish(self, generation: Generation, key: str, value: bytes) -> None:
-        for slot in self.rendezvous.set(generation, key, value):
-            self._give(slot, generation, key, value)
-
-    def _give(self, slot: Slot, generation: Generation, key: str, value: bytes) -> None:
+    def _give(self, slot: Slot, value: m.KvValue) -> None:
         if slot in self.workers:
-            self.workers[slot].link.send(m.KvValue(generation=generation, key=key, value=value))
-
-
-def next_incarnation(log_dir: Path) -> int:
-    """Count this node's agents in a file beside its logs; a node id is never reused."""
-    log_dir.mkdir(parents=True, exist_ok=True)
-    path = log_dir / "incarnation"
-    with contextlib.suppress(FileNotFoundError, ValueError):
-        number = int(path.read_text()) + 1
-        path.write_text(str(number))
-        return number
-    path.write_text("1")
-    return 1
+            self.workers[slot].link.send(value)
 
 
 def main() -> int:
@@ -456,8 +463,7 @@ def main() -> int:
     set_up_logging()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=AgentConfig)
-    incarnation = next_incarnation(Path(config.log_dir) / config.node)
-    return asyncio.run(Agent(config, node_id(config.node, incarnation)).run())
+    return asyncio.run(Agent(config, node_id(config.node, config.incarnation)).run())
 
 
 if __name__ == "__main__":

@@ -42,19 +42,22 @@ class ControlChannel:
             self._link.send(message)
 
     async def run(self) -> None:
-        """Serve for ever. AuthError (this agent has another job's token) is the only way out."""
+        """Serve for ever. AuthError (this agent has another job's token) and the receiver's errors are the only ways out."""
+        loop = asyncio.get_running_loop()
         delay = RETRY_FIRST_S
         while True:
+            began = loop.time()
             try:
                 link = await self._open()
-                delay = RETRY_FIRST_S
-                await self._serve(link)
             except AuthError:
                 raise
             except HotswapError as error:
                 log.info("coordinator: %s; training goes on without it", error)
+            else:
+                await self._serve(link)
+            # A coordinator that accepts and hangs up at once must not be asked without a pause either.
+            delay = RETRY_FIRST_S if loop.time() - began > RETRY_MAX_S else min(2 * delay, RETRY_MAX_S)
             await asyncio.sleep(delay)
-            delay = min(2 * delay, RETRY_MAX_S)
 
     async def _open(self) -> AsyncLink[Any]:
         config = self._config
@@ -63,11 +66,12 @@ class ControlChannel:
         )
 
     async def _serve(self, link: AsyncLink[Any]) -> None:
+        """One connection, from registration to its end. What goes wrong in receiving a message is not the link's fault."""
         link.send(self._register())
         self._link = link
         try:
-            while True:
-                self._receive(await link.receive())
+            while (message := await _next(link)) is not None:
+                self._receive(message)
         finally:
             link.close()
             self._link = None
@@ -78,3 +82,11 @@ class ControlChannel:
         if self._link is not None:
             await self._link.flush(self._config.timing.connect_s)
             self._link.close()
+
+
+async def _next(link: AsyncLink[Any]) -> Any | None:
+    try:
+        return await link.receive()
+    except HotswapError as error:
+        log.info("coordinator: %s; training goes on without it", error)
+        return None

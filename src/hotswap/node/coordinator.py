@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,11 @@ from hotswap.config import CoordinatorConfig
 from hotswap.core import messages as m
 from hotswap.core.coordinator import Coordinator, Limits
 from hotswap.core.events import Disconnect, Event, Exit, FromNode, NodeGone, Record, Send, StopAsked, Tick
+from hotswap.core.past import recall
 from hotswap.core.rendezvous import RendezvousTable
 from hotswap.core.types import NodeId
 from hotswap.errors import EXIT_REQUEUE, HotswapError, PeerUnreachable, ProtocolError
+from hotswap.node.eventlog import EventLog
 from hotswap.node.process import die_with_parent, set_up_logging
 from hotswap.wire.channels import control_codec
 from hotswap.wire.handshake import accept_link
@@ -33,6 +36,7 @@ from hotswap.wire.links import AsyncLink
 
 log = logging.getLogger("hotswap.coordinator")
 FLUSH_S = 2.0
+ACCEPT_PAUSE_S = 0.1
 
 
 class CoordinatorServer:
@@ -41,13 +45,15 @@ class CoordinatorServer:
     def __init__(self, config: CoordinatorConfig) -> None:
         """Nothing is opened before ``run``."""
         self.config = config
-        self.machine = Coordinator(limits_of(config), time.monotonic())
+        self.events = EventLog(Path(config.events_path), go_on=config.restarted)
+        past = recall(self.events.read()) if config.restarted else None
+        self.machine = Coordinator(limits_of(config), time.monotonic(), past)
         self.rendezvous: RendezvousTable[NodeId] = RendezvousTable()
         self.links: dict[NodeId, AsyncLink[Any]] = {}
-        self._events = Path(config.events_path).open("a", buffering=1)  # noqa: SIM115 (lives as long as the process)
         self._done: asyncio.Future[int] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._serving: set[asyncio.Task[None]] = set()
+        self._leaving: set[asyncio.Task[None]] = set()
 
     async def run(self) -> int:
         """Serve until the job ends; the job's exit code."""
@@ -57,16 +63,31 @@ class CoordinatorServer:
             loop.add_signal_handler(number, self._asked_to_stop, number)
         listener = socket.create_server((self.config.host, self.config.port), backlog=1024)
         listener.setblocking(False)
-        restarted = os.path.getsize(self.config.events_path) > 0
-        self._write("coordinator_started", {"restarted": restarted, "pid": os.getpid()})
+        self.events.write("coordinator_started", {"restarted": self.config.restarted, "pid": os.getpid()})
         print(json.dumps({"port": listener.getsockname()[1]}), flush=True)
-        accepting = loop.create_task(self._accept(listener))
+        accepting = self._start(self._accept(listener), self._serving)
         self._set_timer()
-        code = await self._done
-        accepting.cancel()
-        listener.close()
-        await asyncio.gather(*(link.flush(FLUSH_S) for link in self.links.values()))
-        return code
+        try:
+            return await self._done
+        finally:
+            accepting.cancel()
+            listener.close()
+            # The other tasks own the links: they end with the loop, after the last words.
+            await asyncio.gather(*(link.flush(FLUSH_S) for link in self.links.values()), *self._leaving)
+            self.events.close()
+
+    def _start(self, coroutine: Coroutine[Any, Any, None], group: set[asyncio.Task[None]]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        group.add(task)
+        task.add_done_callback(group.discard)
+        task.add_done_callback(self._crash_with)
+        return task
+
+    def _crash_with(self, task: asyncio.Task[None]) -> None:
+        """Rather no coordinator than one with half a transition behind it: the next one learns all from the agents."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None and self._done is not None and not self._done.done():
+            self._done.set_exception(error)
 
     def _asked_to_stop(self, number: int) -> None:
         self._handle(StopAsked(exit_code=128 + number, reason=f"stopped by signal {signal.Signals(number).name}"))
@@ -74,43 +95,55 @@ class CoordinatorServer:
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            sock, address = await loop.sock_accept(listener)
-            task = loop.create_task(self._serve(sock, f"{address[0]}:{address[1]}"))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            try:
+                sock, address = await loop.sock_accept(listener)
+            except OSError as error:
+                # A peer that is gone again, or no descriptor left: neither is a reason to listen no more.
+                log.warning("accept: %s", error)
+                await asyncio.sleep(ACCEPT_PAUSE_S)
+                continue
+            self._start(self._serve(sock, f"{address[0]}:{address[1]}"), self._serving)
 
     async def _serve(self, sock: socket.socket, peer: str) -> None:
         """One agent's connection from handshake to end."""
-        node: NodeId | None = None
         link: AsyncLink[Any] | None = None
-        reason = "connection closed"
         try:
             link = await accept_link(sock, control_codec(), self.config.token, self.config.timing.connect_s)
             first = await asyncio.wait_for(link.receive(), self.config.timing.connect_s)
             if not isinstance(first, m.Register):
                 raise ProtocolError(f"the first message is {type(first).__name__}, not Register")
-            node = first.node
-            previous, self.links[node] = self.links.get(node), link
-            if previous is not None:
-                previous.close()
-            self._handle(FromNode(node=node, message=first))
+        except (HotswapError, asyncio.TimeoutError, OSError) as error:
+            self._refuse(peer, str(error) or "nothing was said in time")
+        else:
+            await self._listen(peer, first, link)
+        finally:
+            if link is None:
+                sock.close()
+            else:
+                link.close()
+
+    def _refuse(self, peer: str, reason: str) -> None:
+        log.warning("connection from %s refused: %s", peer, reason)
+        self.events.write("connection_refused", {"peer": peer, "reason": reason})
+
+    async def _listen(self, peer: str, register: m.Register, link: AsyncLink[Any]) -> None:
+        node = register.node
+        previous, self.links[node] = self.links.get(node), link
+        if previous is not None:
+            previous.close()
+        self._handle(FromNode(node=node, message=register))
+        try:
             while True:
                 self._receive(node, link, await link.receive())
         except PeerUnreachable as error:
             reason = str(error)
-        except (HotswapError, asyncio.TimeoutError, OSError) as error:
-            reason = f"refused: {str(error) or 'no handshake in time'}"
-            log.warning("connection from %s %s", peer, reason)
-            self._write("connection_refused", {"peer": peer, "reason": reason})
-        finally:
-            if link is not None:
-                link.close()
-            else:
-                sock.close()
-            # Only the newest connection of a node speaks for it.
-            if node is not None and self.links.get(node) is link:
-                del self.links[node]
-                self._handle(NodeGone(node=node, reason=reason))
+        except HotswapError as error:
+            reason = f"refused: {error}"
+            self._refuse(peer, str(error))
+        # Only the newest connection of a node speaks for it.
+        if self.links.get(node) is link:
+            del self.links[node]
+            self._handle(NodeGone(node=node, reason=reason))
 
     def _receive(self, node: NodeId, link: AsyncLink[Any], message: Any) -> None:
         table = self.rendezvous
@@ -133,12 +166,14 @@ class CoordinatorServer:
         effects = self.machine.handle(event, time.monotonic())
         if self.machine.membership is not None:
             self.rendezvous.advance(self.machine.membership.generation)
+        # First the log: a successor that reads it must not know less than somebody was told.
+        for effect in effects:
+            if isinstance(effect, Record):
+                self.events.write(effect.event, effect.fields)
         for effect in effects:
             if isinstance(effect, Send):
                 if effect.node in self.links:
                     self.links[effect.node].send(effect.message)
-            elif isinstance(effect, Record):
-                self._write(effect.event, effect.fields)
             elif isinstance(effect, Disconnect):
                 self._disconnect(effect.node)
             elif isinstance(effect, Exit):
@@ -149,9 +184,7 @@ class CoordinatorServer:
         """Let what was just queued (a Stop) out, then close; its end is no news to the machine."""
         link = self.links.pop(node, None)
         if link is not None:
-            task = asyncio.get_running_loop().create_task(_flush_and_close(link))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._start(_flush_and_close(link), self._leaving)
 
     def _finish(self, exit_code: int) -> None:
         if self._done is not None and not self._done.done():
@@ -163,15 +196,15 @@ class CoordinatorServer:
             self._timer = None
         delay = self.machine.deadline() - time.monotonic()
         if delay != float("inf"):
-            self._timer = asyncio.get_running_loop().call_later(max(delay, 0.0) + 0.001, self._handle, Tick())
+            self._timer = asyncio.get_running_loop().call_later(max(delay, 0.0) + 0.001, self._tick)
 
-    def _write(self, event: str, fields: dict[str, Any]) -> None:
-        """Emitting never stops the job: a full disk costs the log, not the training."""
+    def _tick(self) -> None:
         try:
-            self._events.write(json.dumps({"time": time.time(), "event": event, **fields}) + "\n")
-        except OSError as error:
-            log.warning("event log: %s", error)
-        log.info("%s %s", event, fields)
+            self._handle(Tick())
+        except Exception as error:
+            log.exception("a deadline could not be handled")
+            if self._done is not None and not self._done.done():
+                self._done.set_exception(error)
 
 
 async def _flush_and_close(link: AsyncLink[Any]) -> None:
@@ -202,12 +235,13 @@ def main() -> int:
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=CoordinatorConfig)
     try:
         code = asyncio.run(CoordinatorServer(config).run())
-        # A line that a crash cannot print tells the launcher that the job has ended, and not just this process.
-        print(json.dumps({"exit_code": code}), flush=True)
-        return code
     except OSError as error:
-        log.error("cannot serve on %s:%s: %s", config.host, config.port, error)
+        said = {"error": f"cannot serve on {config.host}:{config.port}: {error}", "errno": error.errno}
+        print(json.dumps(said), flush=True)
         return EXIT_REQUEUE
+    # A line that a crash cannot print tells the launcher that the job has ended, and not just this process.
+    print(json.dumps({"exit_code": code}), flush=True)
+    return code
 
 
 if __name__ == "__main__":

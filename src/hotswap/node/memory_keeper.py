@@ -184,6 +184,11 @@ class MemoryKeeper:
         """What is complete here."""
         return self.vault.inventory()
 
+    def undo_after(self, step: Step) -> None:
+        """Forget what belongs to a future that was undone while this node was away."""
+        for item in self.vault.inventory():
+            self.vault.truncate(item.slot, step)
+
     def adopt_plan(self, plan: Plan, slots: Iterable[Slot]) -> None:
         """Forget the undone future; free what others now keep."""
         self._holders = dict(plan.holders)

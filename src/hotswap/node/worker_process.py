@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hotswap.core.types import Generation, Slot, WorkerState
+from hotswap.replication.memory import MemoryFile
 from hotswap.wire import worker_messages as w
 from hotswap.wire.links import AsyncLink
 
 
 @dataclass(kw_only=True, eq=False)
 class WorkerProcess:
-    """``fenced``: newest generation the process was told of; ``loaded``: newest whose plan it was given (0: holds no state)."""
+    """``fenced``: newest generation the process was told of. ``granted``: the snapshot memory it has mapped.
+
+    ``holds_state``: it was restored at least once; until then it has only what its script built.
+    """
 
     slot: Slot
     link: AsyncLink[Any]
     pid: int = 0
     fenced: Generation = 0
-    loaded: Generation = 0
-    granted: bool = False
+    granted: list[MemoryFile] = field(default_factory=list)
+    holds_state: bool = False
     built: w.Built | None = None
     parked: w.Parked | None = None
     detail: str = ""
@@ -36,16 +38,10 @@ class WorkerProcess:
         return self.status is None
 
     def state(self) -> WorkerState | None:
-        """What the parked process holds, None if it never loaded anything."""
-        if self.parked is None or self.loaded == 0:
+        """What the parked process holds, None if that is nothing."""
+        if self.parked is None or not self.holds_state:
             return None
         return WorkerState(slot=self.slot, step=self.parked.step, dirty=self.parked.dirty, torn=self.parked.torn)
-
-    def kill(self) -> None:
-        """End the process now. Its exit is reported like any other."""
-        if self.alive and self.pid:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
 
     def describe_end(self) -> str:
         """How the process ended, in words."""

@@ -6,15 +6,17 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from hotswap.config import AgentConfig
-from hotswap.core.types import Generation, NodeId, Slot
-from hotswap.errors import HotswapError
-from hotswap.node.spawn import ExecSpawner, ForkServer, SpawnRequest, Spawner
+from hotswap.core.types import Generation, Slot
+from hotswap.errors import HotswapError, PeerUnreachable
+from hotswap.node.process import make_private_directory
+from hotswap.node.spawn import ExecSpawner, ForkServer, Spawner, SpawnRequest
 from hotswap.node.worker_process import WorkerProcess
 from hotswap.session.settings import WorkerSettings
 from hotswap.wire.channels import worker_codec
@@ -25,6 +27,8 @@ TARGET = "hotswap.session.worker:main"
 DRAIN_S = 0.2
 """How long a dead worker's last words are waited for; a grandchild may keep its socket open for ever."""
 END_S = 5.0
+"""How long workers that are told to end may take to tidy up."""
+REAP_S = 5.0
 
 
 class WorkerPool:
@@ -33,15 +37,15 @@ class WorkerPool:
     def __init__(
         self,
         config: AgentConfig,
-        node: NodeId,
         on_message: Callable[[WorkerProcess, Any], None],
         on_end: Callable[[WorkerProcess], None],
+        on_failure: Callable[[BaseException], None],
     ) -> None:
-        """Nothing is started before ``start``."""
+        """Nothing is started before ``start``. *on_failure*: no worker can be started or watched any more."""
         self._config = config
-        self._node = node
         self._on_message = on_message
         self._on_end = on_end
+        self._on_failure = on_failure
         self._spawner: Spawner | None = None
         self._by_pid: dict[int, WorkerProcess] = {}
         self._calls: dict[int, Callable[[int], None]] = {}
@@ -61,8 +65,8 @@ class WorkerPool:
         assert self._spawner is not None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            logs = Path(self._config.log_dir) / self._config.node / f"gen{generation}"
-            logs.mkdir(parents=True, exist_ok=True)
+            logs = self._directory / f"gen{generation}"
+            make_private_directory(logs)
             request = SpawnRequest(
                 target=TARGET,
                 args=list(self._config.entry),
@@ -81,12 +85,22 @@ class WorkerPool:
         self._start_task(self._listen(worker))
         return worker
 
+    @property
+    def _directory(self) -> Path:
+        return Path(self._config.log_dir) / self._config.node
+
+    def kill(self, worker: WorkerProcess, number: int = signal.SIGKILL) -> None:
+        """Signal the process of *worker*. Its end is reported like any other."""
+        assert self._spawner is not None
+        if worker.alive:
+            self._spawner.kill(worker.pid, number)
+
     def call(
         self, target: str, args: list[Any], fds: list[int], fd_names: list[str], done: Callable[[int], None]
     ) -> None:
         """Run a function in a process of its own and report its exit status."""
         assert self._spawner is not None
-        log_path = str(Path(self._config.log_dir) / self._config.node / "helpers.log")
+        log_path = str(self._directory / "helpers.log")
         request = SpawnRequest(
             target=target,
             args=args,
@@ -134,20 +148,31 @@ class WorkerPool:
             "ROLE_RANK": str(slot),
             "ROLE_WORLD_SIZE": str(world),
             "TORCHELASTIC_RUN_ID": config.job_id,
+            "TORCHELASTIC_RESTART_COUNT": "0",
         }
 
     async def _listen(self, worker: WorkerProcess) -> None:
         try:
             while True:
                 self._on_message(worker, await worker.link.receive())
-        except HotswapError as error:
+        except PeerUnreachable as error:
             log.debug("slot %d: %s", worker.slot, error)
+        except HotswapError as error:
+            # It spoke nonsense or asked for what cannot be had; what it would say next nobody would hear.
+            worker.detail = str(error)
+            self.kill(worker)
         worker.drained = True
         self._report_end(worker)
 
     def _reap(self) -> None:
         assert self._spawner is not None
-        for exited in self._spawner.poll():
+        try:
+            ended = self._spawner.poll()
+        except HotswapError as error:
+            asyncio.get_running_loop().remove_reader(self._spawner.fileno())
+            self._on_failure(error)
+            return
+        for exited in ended:
             done = self._calls.pop(exited.pid, None)
             if done is not None:
                 done(exited.status)
@@ -166,19 +191,31 @@ class WorkerPool:
     def _start_task(self, coroutine: Any) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._task_done)
 
-    async def close(self, workers: list[WorkerProcess]) -> None:
-        """Let the workers leave by themselves for a moment, then end every process this pool started."""
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._on_failure(error)
+
+    async def close(self) -> None:
+        """Ask the workers to leave, as torchrun would, then end every process this pool has started."""
+        if self._spawner is None:
+            return
+        with contextlib.suppress(HotswapError):
+            await self._end_all(signal.SIGTERM, END_S)
+            await self._end_all(signal.SIGKILL, REAP_S)
+        asyncio.get_running_loop().remove_reader(self._spawner.fileno())
+        self._spawner.close()
+        for worker in self._by_pid.values():
+            worker.link.close()
+
+    async def _end_all(self, number: int, patience_s: float) -> None:
+        assert self._spawner is not None
+        for pid in [*self._calls, *(worker.pid for worker in self._by_pid.values() if worker.alive)]:
+            self._spawner.kill(pid, number)
         loop = asyncio.get_running_loop()
-        end = loop.time() + END_S
-        while any(worker.alive for worker in workers) and loop.time() < end:
+        end = loop.time() + patience_s
+        while (self._calls or any(worker.alive for worker in self._by_pid.values())) and loop.time() < end:
             await asyncio.sleep(0.01)
-        for worker in list(self._by_pid.values()):
-            worker.kill()
-        for pid in self._calls:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, 9)
-        if self._spawner is not None:
-            loop.remove_reader(self._spawner.fileno())
-            self._spawner.close()

@@ -50,7 +50,7 @@ class Mailbox:
                 self.load = message
                 self.free = message.free
             elif isinstance(message, w.Acked):
-                if message.generation == self.generation_told:
+                if message.generation == self.generation_told and message.step >= self.acked:
                     self.acked, self.free = message.step, message.free
             elif isinstance(message, w.Granted):
                 self._grants += 1

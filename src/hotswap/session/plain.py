@@ -32,6 +32,7 @@ class PlainSession(Session):
         self.generation = 0
         self.rehearsing = False
         self._capture = None
+        self._in_attempt = False
 
     def protect(
         self,
@@ -56,5 +57,11 @@ class PlainSession(Session):
     def attempt(self) -> Iterator[int]:  # type: ignore[override]
         """One step; every exception is the script's."""
         self._state()
-        yield self.step
+        if self._in_attempt:
+            raise UsageError("attempts do not nest")
+        self._in_attempt = True
+        try:
+            yield self.step
+        finally:
+            self._in_attempt = False
         self.step += 1

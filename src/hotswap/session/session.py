@@ -29,7 +29,7 @@ from hotswap.integrations import discover
 from hotswap.replication.capture import Capture
 from hotswap.session import faults
 from hotswap.session.mailbox import AgentRendezvous, Mailbox
-from hotswap.session.settings import WorkerSettings
+from hotswap.session.settings import WorkerSettings, adopted
 from hotswap.session.snapshots import Snapshots
 from hotswap.wire import worker_messages as w
 from hotswap.wire.channels import worker_codec
@@ -53,6 +53,7 @@ class Session:
         self.generation: Generation = 0
         self.rehearsing = False
         self._link = WorkerLink(socket.socket(fileno=settings.link_fd), worker_codec())
+        self._link.send(w.Joined())
         self._mailbox = Mailbox(self._link)
         self._groups = Groups(
             slot=self.slot, world_size=self.world_size, host=settings.host, timeout_s=settings.collective_timeout_s
@@ -138,8 +139,12 @@ class Session:
             self._report_built(rehearsed=False)
         if not self._running:
             self._recover()
-        assert capture is self._capture
-        self._dirty, self._torn, self._gate_passed, self._in_attempt = True, False, False, True
+        if self._torn:
+            raise UsageError(
+                f"the attempt of step {self.step} failed in this script after its update had begun: there is no state to try it "
+                "again from; let the exception end the script"
+            )
+        self._dirty, self._gate_passed, self._in_attempt = True, False, True
         self._note_context()
         return self.step
 
@@ -243,6 +248,8 @@ class Session:
 
     def _is_peers_fault(self, error: BaseException) -> bool:
         """Whether *error* came with the end of the generation, or the end of the generation follows from it."""
+        if self._mailbox.gone:
+            return False
         if self._mailbox.fenced(self.generation):
             return True
         if not _looks_like_communication(error):
@@ -258,7 +265,8 @@ class Session:
                 self._apply(self._await_load())
             except IntegrityError as error:
                 self._link.send(w.Failed(generation=self.generation, detail=str(error), restore=True))
-                self._mailbox.wait_fenced(self.generation, self.settings.trouble_s)
+                if not self._mailbox.wait_fenced(self.generation, self.settings.trouble_s):
+                    raise
                 continue
             except Exception as error:
                 if not self._is_peers_fault(error):
@@ -272,7 +280,7 @@ class Session:
         while True:
             told = self._mailbox.generation_told
             try:
-                if self.generation and told > max(self._parked_for, self.generation):
+                if told > self._parked_for:
                     self._park(told)
                 return self._mailbox.wait(told, lambda: self._mailbox.load)
             except Fenced:
@@ -398,10 +406,11 @@ def init() -> Session:
     """
     if dist.is_initialized():
         raise UsageError("torch.distributed is already initialised; call hotswap.init() instead of init_process_group")
-    settings = WorkerSettings.from_environment(os.environ)
+    settings = adopted()
     if settings is None:
         from hotswap.session.plain import PlainSession
 
         return PlainSession()
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    # OpenMP allows a list, one number for each level of nesting.
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1").split(",")[0]))
     return Session(settings)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import asdict, dataclass
 
 from hotswap.core.types import Slot
 
 PREFIX = "HOTSWAP_"
+LINK_FD = PREFIX + "LINK_FD"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +43,7 @@ class WorkerSettings:
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> WorkerSettings | None:
         """Settings of this worker, or None when it was not started by an agent."""
-        if PREFIX + "LINK_FD" not in environment:
+        if LINK_FD not in environment:
             return None
 
         def text(name: str) -> str:
@@ -62,3 +63,23 @@ class WorkerSettings:
             trouble_s=float(text("TROUBLE_S")),
             collective_timeout_s=float(text("COLLECTIVE_TIMEOUT_S")),
         )
+
+
+_adopted: list[WorkerSettings] = []
+
+
+def adopt(environment: MutableMapping[str, str]) -> WorkerSettings | None:
+    """Take this worker's settings, once, and the link out of *environment*.
+
+    What the script starts must not take itself for the worker: the descriptor is not in it.
+    """
+    settings = WorkerSettings.from_environment(environment)
+    if settings is not None:
+        del environment[LINK_FD]
+        _adopted.append(settings)
+    return settings
+
+
+def adopted() -> WorkerSettings | None:
+    """The settings of this worker, None in any other process."""
+    return _adopted[-1] if _adopted else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import runpy
 import socket
@@ -9,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from hotswap.errors import HotswapError
-from hotswap.session.settings import PREFIX
+from hotswap.session.settings import adopt
 from hotswap.wire import worker_messages as w
 from hotswap.wire.channels import worker_codec
 from hotswap.wire.links import WorkerLink
@@ -17,10 +18,12 @@ from hotswap.wire.links import WorkerLink
 
 def main(*entry: str) -> None:
     """Run *entry*: a script path and its arguments, or ``-m``, a module name and its arguments."""
+    settings = adopt(os.environ)
     try:
         _run(entry)
     except Exception as error:
-        _report(f"{type(error).__name__}: {error}"[:2000])
+        if settings is not None:
+            _report(settings.link_fd, f"{type(error).__name__}: {error}"[:2000])
         raise
 
 
@@ -35,12 +38,10 @@ def _run(entry: Sequence[str]) -> None:
         runpy.run_path(entry[0], run_name="__main__")
 
 
-def _report(detail: str) -> None:
+def _report(link_fd: int, detail: str) -> None:
     """Tell the agent why, so that the loss is reported with its cause and not just an exit code."""
-    try:
-        duplicate = socket.socket(fileno=os.dup(int(os.environ[PREFIX + "LINK_FD"])))
+    # The traceback on standard error still says it when the agent is gone.
+    with contextlib.suppress(HotswapError, OSError):
+        duplicate = socket.socket(fileno=os.dup(link_fd))
         WorkerLink(duplicate, worker_codec()).send(w.Failed(generation=0, detail=detail))
         duplicate.close()
-    except (HotswapError, OSError, KeyError):
-        # The traceback on standard error still says it.
-        pass

@@ -13,6 +13,11 @@ from hotswap.core.types import Generation, Slot, SourceKind, Step
 
 
 @dataclass(frozen=True, kw_only=True)
+class Joined:
+    """The script has called ``hotswap.init()``: first message of a worker that is to be protected."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Built:
     """Model and optimizer exist, the worker waits for its first plan. ``shape`` and ``peers`` as in WorkerBuilt."""
 
@@ -92,7 +97,7 @@ class Failed:
 
 
 FromWorker = Union[
-    Built, Reserve, SnapshotBegin, SnapshotDone, Parked, Connected, Restored, Trouble, Failed, KvSet, KvGet
+    Joined, Built, Reserve, SnapshotBegin, SnapshotDone, Parked, Connected, Restored, Trouble, Failed, KvSet, KvGet
 ]
 
 # --- agent to worker ---------------------------------------------------------------------------------------------------
