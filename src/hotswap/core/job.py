@@ -54,7 +54,7 @@ class Job:
         self.respawns: dict[Slot, int] = {}
         self.late: frozenset[NodeId] = frozenset()
         self.trouble: tuple[float, str] | None = None
-        self.waiting_since: float | None = None
+        self.waiting: tuple[float, int] | None = None
         self.built_at = 0.0
         self.out: list[Effect] = []
 
@@ -176,9 +176,9 @@ class Job:
         )
 
     def _wait(self, missing: int, now: float) -> None:
-        """No spare is left. The wait counts from the first time, whatever happens meanwhile."""
-        if self.waiting_since is None:
-            self.waiting_since = now
+        """No spare is left. The wait begins anew when fewer nodes are missing than ever, not whenever something happens."""
+        if self.waiting is None or missing < self.waiting[1]:
+            self.waiting = (now, missing)
         self.enter(Phase.WAITING, now)
         self.record("waiting_for_node", {"missing": missing, "wait_s": self.limits.spare_wait_s})
 
@@ -251,7 +251,7 @@ class Job:
             self.record("committed_steps_lost", {"committed": self.committed, "resume_step": step})
         self.committed = step
         self.acked = {}
-        self.waiting_since = None
+        self.waiting = None
         self.history.planned(self.current.generation, step)
         self.shards.undo_after(step)
 
@@ -338,8 +338,8 @@ class Job:
         """When a recovery's phase has taken too long; training may take as long as it wants."""
         limits = self.limits
         if self.phase is Phase.WAITING:
-            assert self.waiting_since is not None, "waiting without a beginning"
-            return self.waiting_since + limits.spare_wait_s
+            assert self.waiting is not None, "waiting without a beginning"
+            return self.waiting[0] + limits.spare_wait_s
         if self.phase is Phase.FENCING:
             return self.attempt.phase_at + limits.phase_s
         if self.phase is Phase.REBUILDING and self.roster.unbuilt(self.current):

@@ -205,12 +205,14 @@ class AgentModel:
             return
         self.plan = plan
         self.memory.truncate(plan.resume_step)
-        mine = self.workers if self.active else {}
+        # By place, not by worker: one may just have crashed, and then its snapshots matter most.
+        mine = self._wanted(self.fence) if self.active and self.fence is not None else []
         for slot in list(self.memory.own):
             if slot not in mine:
                 del self.memory.own[slot]
-        for worker in mine.values():
-            self._load(worker, plan, plan.sources[worker.slot])
+        for slot in mine:
+            if slot in self.workers:
+                self._load(self.workers[slot], plan, plan.sources[slot])
 
     def _load(self, worker: WorkerModel, plan: m.Plan, source: Source) -> None:
         """Bring the slot's state into this node's memory, then tell the worker where it is."""
@@ -242,8 +244,12 @@ class AgentModel:
         worker.down.send(Load(plan=plan, source=source, buffer=buffer, free=self.memory.free(worker.slot)))
 
     def _on_go(self, go: m.Go) -> None:
-        if go.generation == self.generation:
+        if go.generation == self.generation and self.plan is not None:
             self.training = True
+            # Not before: until everybody is restored replicas that have moved may still be sources.
+            for slot in list(self.memory.replicas):
+                if self.plan.holders.get(slot) != self.node:
+                    del self.memory.replicas[slot]
             for worker in self.workers.values():
                 worker.down.send(go)
 

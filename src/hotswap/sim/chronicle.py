@@ -174,7 +174,6 @@ class Chronicle:
             raise Violation(f"step {state.step} begins with loaders at {sorted(positions)}")
         if not self._extends(state.history, self.committed):
             raise Violation(f"training goes on from {state}, which is not a continuation of {self.committed}")
-        self.trained = True
         self.guarded, self.covered = guarded, covered
         self.at_risk.clear()
 

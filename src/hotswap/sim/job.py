@@ -118,7 +118,7 @@ class JobModel:
 
     def _replace_lost(self) -> None:
         """The cluster gives another node for each lost one, after a while."""
-        if len(self.living()) < self.limits.nodes_max:
+        for _ in range(self.limits.nodes_max - len(self.living())):
             self.world.after(self.world.between(1.0, 15.0), self._add_if_short)
         self.world.after(20.0, self._replace_lost)
 
@@ -190,6 +190,7 @@ class JobModel:
             self._check_go(message.generation)
 
     def _check_go(self, generation: int) -> None:
+        self.chronicle.trained = True
         places = self.chronicle.planned[generation]
         agents = [self.agents[node] for node in places]
         states = {slot: worker.state for agent in agents for slot, worker in sorted(agent.workers.items())}
