@@ -26,8 +26,8 @@ sys.exit(cli.main(["run", sys.argv[1]]))
 """
 
 
-def until(condition: Callable[[], Any]) -> Any:
-    end = time.monotonic() + DEADLINE_S
+def until(condition: Callable[[], Any], deadline_s: float = DEADLINE_S) -> Any:
+    end = time.monotonic() + deadline_s
     while not (found := condition()):
         assert time.monotonic() < end, "deadline"
         time.sleep(0.005)

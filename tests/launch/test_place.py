@@ -101,7 +101,8 @@ def test_launchers_of_a_job_on_one_machine_have_different_names() -> None:
         assert again == "host"
 
 
-def test_answers_only_where_somebody_listens() -> None:
+def test_a_port_is_taken_where_somebody_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        assert place.answers("127.0.0.1", server.getsockname()[1], 5)
-    assert not place.answers("127.0.0.1", place.free_port(), 5)
+        assert place.is_taken("127.0.0.1", server.getsockname()[1])
+    assert not place.is_taken("127.0.0.1", place.free_port())
+    assert not place.is_taken("192.0.2.1", place.free_port()), "no address of this machine"

@@ -1,0 +1,93 @@
+"""Several launchers, as on several machines, with the real coordinator, agents and workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from launch_kit import alive, until
+
+from hotswap.launch.place import free_port
+
+STEPS = 20
+SCRIPT = str(Path(__file__).parent / "train_tiny.py")
+
+
+class Node:
+    """One launcher."""
+
+    def __init__(self, name: str, directory: Path, flags: list[str], token_file: Path) -> None:
+        self.name = name
+        self.logs = directory / name / "job"
+        self.console = directory / f"{name}.log"
+        own = ["--node-name", name, "--log-dir", str(directory / name), "--token-file", str(token_file)]
+        with self.console.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "hotswap.cli", "run", *flags, *own, SCRIPT, str(STEPS), str(directory / "go")],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def events(self) -> list[dict[str, object]]:
+        path = self.logs / "events.jsonl"
+        text = path.read_text() if path.exists() else ""
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+    def has(self, name: str, **fields: object) -> bool:
+        assert self.process.poll() is None, self.console.read_text()
+        return any(event["event"] == name and fields.items() <= event.items() for event in self.events())
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[list[Node]]:
+    token_file = tmp_path / "token"
+    token_file.write_text("0123456789abcdef0123456789abcdef")
+    token_file.chmod(0o600)
+    endpoint = ["--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", "job"]
+    flags = ["--nnodes", "2:3", "--nproc-per-node", "1", *endpoint]
+    made = [Node(name, tmp_path, [*flags, "--node-rank", str(rank)], token_file) for rank, name in enumerate("abc")]
+    yield made
+    for node in made:
+        node.close()
+
+
+def descendants(pid: int) -> list[int]:
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except FileNotFoundError:
+        return []
+    return [found for child in map(int, children) for found in (child, *descendants(child))]
+
+
+@pytest.mark.e2e
+def test_a_machine_is_lost_and_the_spare_takes_its_place(nodes: list[Node], tmp_path: Path) -> None:
+    first = nodes[0]
+    until(lambda: first.has("spare_ready"), deadline_s=90)
+    until(lambda: first.has("step_committed", step=10), deadline_s=90)
+    places = next(event["places"] for event in first.events() if event["event"] == "recovery_started")
+    assert isinstance(places, list)
+    lost = next(node for node in nodes[1:] if any(place.startswith(f"{node.name}#") for place in places))
+    family = descendants(lost.process.pid)
+    assert len(family) >= 2
+    (tmp_path / "go").touch()
+    os.kill(lost.process.pid, signal.SIGKILL)
+    until(lambda: first.has("spare_promoted"), deadline_s=90)
+    for node in nodes:
+        if node is not lost:
+            assert node.process.wait(90) == 0, node.console.read_text()
+    assert lost.process.wait() == -signal.SIGKILL
+    until(lambda: not any(alive(pid) for pid in family))
+    assert f"[slot0] finished at {STEPS}" in "".join(node.console.read_text() for node in nodes)
