@@ -79,9 +79,11 @@ class ControlChannel:
 
     async def close(self) -> None:
         """Let the last words out."""
-        if self._link is not None:
-            await self._link.flush(self._config.timing.connect_s)
-            self._link.close()
+        # The connection may end, and be forgotten, while its last words go out.
+        link = self._link
+        if link is not None:
+            await link.flush(self._config.timing.connect_s)
+            link.close()
 
 
 async def _next(link: AsyncLink[Any]) -> Any | None:
