@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
 
 def attributes(owners: Callable[[Any], list[Any]], *names: str) -> Callable[[Any], Callable[[], None]]:
     """Keep attributes of some objects of the program."""
@@ -49,12 +46,6 @@ def gradients(program: Any) -> Callable[[], None]:
     return put_back
 
 
-def coalescing(program: Any) -> Callable[[], None]:
-    pending = dist.distributed_c10d._world.pg_coalesce_state
-    saved = dict(pending)
-    return lambda: pending.update(saved)
-
-
 def reducer(program: Any) -> Callable[[], None]:
     """DDP's reducer has no readable state: the reset itself is taken out."""
     from hotswap.integrations import ddp
@@ -94,7 +85,6 @@ def checkpointing_flag(program: Any) -> list[Any]:
 KEPT: dict[str, Callable[[Any], Callable[[], None]]] = {
     "reducer": reducer,
     "gradients": gradients,
-    "coalescing": coalescing,
     "gradient_buffers": gradient_buffers,
     "reduce_handle": attributes(bucket_groups, "grad_reduce_handle"),
     "gather_handle": attributes(bucket_groups, "param_gather_handle", "param_gather_dispatched"),

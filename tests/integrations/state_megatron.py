@@ -19,6 +19,7 @@ from megatron.core.distributed import (  # noqa: E402
     DistributedDataParallel,
     DistributedDataParallelConfig,
     finalize_model_grads,
+    param_and_grad_buffer,
 )
 from megatron.core.models.gpt import GPTModel  # noqa: E402
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec  # noqa: E402
@@ -152,6 +153,7 @@ class MegatronProgram:
             ),
             model,
         )
+        self._watch_scatter()
         finish = wrapped.finish_grad_sync
 
         def finish_grad_sync(*args: Any, **kwargs: Any) -> None:
@@ -161,6 +163,16 @@ class MegatronProgram:
 
         wrapped.finish_grad_sync = finish_grad_sync
         return wrapped
+
+    def _watch_scatter(self) -> None:
+        """A point inside of c10d's coalescing, which an exception leaves open."""
+        scatter = param_and_grad_buffer.dist_reduce_scatter_func
+
+        def reduce_scatter(*args: Any, **kwargs: Any) -> Any:
+            self.faults.pass_by("scatter")
+            return scatter(*args, **kwargs)
+
+        param_and_grad_buffer.dist_reduce_scatter_func = reduce_scatter
 
     def _data(self) -> Iterator[torch.Tensor]:
         for index in range(MICROBATCHES):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+from enum import Enum
 from typing import Any
 
 import torch
 from state_fleet import FileRendezvous
-from state_kept import KEPT
+from state_kept import KEPT, bucket_groups, checkpointing_flag, fsdp_contexts, fsdp_groups, fsdp_params, fsdp_states
 from state_programs import Boom, TorchProgram, seed
 
 from hotswap.comm import Groups
@@ -183,3 +184,66 @@ def parameter_hash(run: Run) -> str:
     for parameter in run.program.model.parameters():
         total.update(local(parameter).detach().reshape(-1).contiguous().view(torch.uint8).numpy())
     return total.hexdigest()
+
+
+def residue(
+    rank: int,
+    world: int,
+    rendezvous: FileRendezvous,
+    *,
+    program: str,
+    at: str,
+    nth: int,
+    options: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The framework's runtime state: as it ought to be, as a failed attempt leaves it, and after reset and restore."""
+    me = Rank(rank, world, rendezvous)
+    healthy = Run(program, rank, world, 5, **(options or {}))
+    run = Run(program, rank, world, 5, **(options or {}))
+    me.connect()
+    trajectory(run, 0, 1)
+    if program != "megatron":  # Megatron goes back to how it was built, FSDP2 to how it is between steps.
+        trajectory(healthy, 0, 1)
+    clean = runtime_state(healthy)
+    me.detach()
+    assert attempt_fails(run, at, nth)
+    before = runtime_state(run)
+    run.reset()
+    run.restore(run.snapshots[1], 1, heavy=False)
+    left = [name for name, parameter in named_parameters(run) if parameter.grad is not None]
+    return {"clean": clean, "before": before, "after": runtime_state(run), "gradients": left}
+
+
+def named_parameters(run: Run) -> list[tuple[str, torch.nn.Parameter]]:
+    model = run.program.model
+    return [pair for chunk in (model if isinstance(model, list) else [model]) for pair in chunk.named_parameters()]
+
+
+def runtime_state(run: Run) -> dict[str, str]:
+    """Plain fields, and how full the containers are, of the framework's objects for one step."""
+    if run.program.extras.get("position") is run.program:
+        owners = {"group": bucket_groups(run.program), "module": [checkpointing_flag(run.program)[0]]}
+        sums = [float(b.grad_data.abs().sum()) != 0.0 for chunk in run.program.model for b in chunk.buffers]
+    else:
+        owners = {
+            "state": fsdp_states(run.program),
+            "context": fsdp_contexts(run.program),
+            "comm": list({id(s._comm_ctx): s._comm_ctx for s in fsdp_states(run.program)}.values()),
+            "group": fsdp_groups(run.program),
+            "param": fsdp_params(run.program),
+        }
+        sums = []
+    found = {"gradients in buffers": repr(sums)}
+    for kind, items in owners.items():
+        for index, item in enumerate(items):
+            for name, value in vars(item).items():
+                found[f"{kind} {index} {name}"] = described(value)
+    return {name: text for name, text in found.items() if text}
+
+
+def described(value: Any) -> str:
+    if value is None or isinstance(value, bool | Enum):
+        return repr(value)
+    if isinstance(value, dict | list | set | tuple):
+        return f"{len(value)} items"
+    return "there" if type(value).__module__.startswith(("torch", "state")) else ""

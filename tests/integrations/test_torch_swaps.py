@@ -82,17 +82,28 @@ def test_who_holds_what(torch_fleet: Template) -> None:
     assert len({r["shape"] for r in found["fsdp2"]}) == WORLD
 
 
+@pytest.mark.parametrize(("at", "nth"), [("forward", 1), ("forward", 2), ("backward", 1), ("backward", 2)])
+@pytest.mark.parametrize("kind", ["fsdp2", "hsdp"])
+def test_nothing_of_a_failed_attempt_is_left(torch_fleet: Template, kind: str, at: str, nth: int) -> None:
+    for result in torch_fleet.run("residue", WORLD, program=kind, at=at, nth=nth):
+        assert result["before"] != result["clean"], "the failure left nothing, so this tests nothing"
+        assert result["after"] == result["clean"]
+        assert result["gradients"] == []
+
+
 @pytest.mark.parametrize(
     ("kind", "keep", "at", "nth"),
     [
         ("ddp", "reducer", "backward", 2),
         ("fsdp2", "fsdp_state", "backward", 1),
-        ("fsdp2", "fsdp_root", "forward", 1),
         ("fsdp2", "fsdp_callback", "backward", 1),
+        ("fsdp2", "fsdp_gather", "backward", 1),
+        ("fsdp2", "gradients", "forward", 2),
     ],
 )
 def test_what_reset_must_not_forget(torch_fleet: Template, kind: str, keep: str, at: str, nth: int) -> None:
+    """With one item of reset taken out, the job does not recover: it hangs, fails or goes another way."""
     failures = [fail(1, at, 1, nth=nth)]
     with pytest.raises(AssertionError):
-        results = torch_fleet.run("swaps", WORLD, program=kind, failures=failures, steps=3, keep=keep, timeout_s=3.0)
+        results = torch_fleet.run("swaps", WORLD, program=kind, failures=failures, steps=3, keep=keep, timeout_s=2.0)
         require_identical(results, failures)

@@ -2,5 +2,6 @@
 
 from hotswap.integrations.base import StateAdapter, TensorEntry, TensorSpec
 from hotswap.integrations.discovery import discover
+from hotswap.integrations.frames import forget_frames
 
-__all__ = ["StateAdapter", "TensorEntry", "TensorSpec", "discover"]
+__all__ = ["StateAdapter", "TensorEntry", "TensorSpec", "discover", "forget_frames"]

@@ -62,9 +62,7 @@ class DDPAdapter(ModuleAdapter):
         super().reset()
         for wrapper in self._wrappers:
             wrapper.__dict__.pop("_post_forward", None)
-            wrapper.reducer._reset_state()
-            wrapper._has_rebuilt_buckets = False
-            wrapper.require_forward_param_sync = True
+            _forget_backward(wrapper)
 
     def synchronise(self) -> None:
         """Broadcast parameters and buffers, as the constructor does."""
@@ -101,7 +99,9 @@ def _require_plain(chunk: nn.Module) -> Any:
     require_fields("torch", torch.__version__, "DistributedDataParallel", wrapper)
     require_fields("torch", torch.__version__, "Reducer", wrapper.reducer)
     if wrapper.static_graph:
-        raise UsageError("DistributedDataParallel(static_graph=True) cannot redo its first step: use static_graph=False")
+        raise UsageError(
+            "DistributedDataParallel(static_graph=True) cannot redo its first step: use static_graph=False"
+        )
     if wrapper.mixed_precision is not None:
         raise UsageError("DistributedDataParallel(mixed_precision=...) is not supported: use torch.autocast")
     return wrapper

@@ -81,7 +81,11 @@ def _torch_optimizers(optimizer: Any) -> list[torch.optim.Optimizer]:
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
     for inner in optimizers:
         if isinstance(inner, ZeroRedundancyOptimizer):
-            raise UsageError("ZeroRedundancyOptimizer is not supported: use fully_shard (FSDP2) to shard optimizer state")
+            raise UsageError(
+                "ZeroRedundancyOptimizer is not supported: use fully_shard (FSDP2) to shard optimizer state"
+            )
         if not isinstance(inner, torch.optim.Optimizer):
-            raise UsageError(f"optimizer is a {type(inner).__qualname__}: pass a torch.optim optimizer or a list of them")
+            raise UsageError(
+                f"optimizer is a {type(inner).__qualname__}: pass a torch.optim optimizer or a list of them"
+            )
     return optimizers

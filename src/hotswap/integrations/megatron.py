@@ -185,7 +185,9 @@ def _refuse_unsupported(chunks: Sequence[nn.Module], members: Sequence[Any]) -> 
                 "layer-wise or offloaded optimizers"
             )
         if type(member.optimizer).__name__ == "HybridDeviceOptimizer":
-            raise UsageError("Megatron-Core's optimizer offload to CPU is not supported: switch optimizer_cpu_offload off")
+            raise UsageError(
+                "Megatron-Core's optimizer offload to CPU is not supported: switch optimizer_cpu_offload off"
+            )
         require_fields("megatron-core", version, f"optimizer.{kind}", member)
     for chunk in chunks:
         if not is_megatron(chunk):

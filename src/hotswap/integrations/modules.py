@@ -52,7 +52,9 @@ class ModuleAdapter(AdapterBase):
             entries += state.entries(self._is_shared)
         for entry in entries:
             if torch._debug_has_internal_overlap(entry.tensor) == 1:
-                raise UsageError(f"{entry.name} is an expanded view and cannot be restored in place: make it contiguous")
+                raise UsageError(
+                    f"{entry.name} is an expanded view and cannot be restored in place: make it contiguous"
+                )
         return entries
 
     def _module_entries(self) -> Iterator[TensorEntry]:
@@ -157,10 +159,9 @@ class ModuleAdapter(AdapterBase):
         yield from self._optimized()
 
     def reset(self) -> None:
-        """Drop gradients and whatever an unfinished coalesced collective left in c10d."""
+        """Drop gradients. What an unfinished collective left in c10d is for the process groups' owner to clear."""
         for _, parameter in chain(self._optimized(), *(chunk.named_parameters() for chunk in self.chunks)):
             parameter.grad = None
-        torch.distributed.distributed_c10d._world.pg_coalesce_state.clear()
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """The inner optimizers."""

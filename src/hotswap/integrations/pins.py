@@ -22,77 +22,74 @@ class Pin:
     fields: tuple[str, ...]
 
 
-_OLD_MEGATRON = {"framework": "megatron-core", "first": (0, 16), "end": (0, 17)}
-_MEGATRON = {"framework": "megatron-core", "first": (0, 16), "end": (0, 20)}
-_TORCH = {"framework": "torch", "first": (2, 11), "end": (2, 15)}
+def _megatron(owner: str, *fields: str) -> Pin:
+    return Pin(framework="megatron-core", first=(0, 16), end=(0, 20), owner=owner, fields=fields)
+
+
+def _torch(owner: str, *fields: str) -> Pin:
+    return Pin(framework="torch", first=(2, 11), end=(2, 15), owner=owner, fields=fields)
+
 
 PINS: tuple[Pin, ...] = (
-    Pin(
-        **_MEGATRON,  # type: ignore[arg-type]
-        owner="DistributedDataParallel",
-        fields=(
-            "bucket_groups",
-            "expert_parallel_bucket_groups",
-            "param_to_bucket_group",
-            "ddp_config",
-            "config",
-            "dp_cp_group",
-            "expt_dp_group",
-            "tp_group",
-            "pp_group",
-            "ep_group",
-            "zero_grad_buffer",
-            "start_param_sync",
-        ),
+    _megatron(
+        "DistributedDataParallel",
+        "buffers",
+        "bucket_groups",
+        "expert_parallel_bucket_groups",
+        "param_to_bucket_group",
+        "ddp_config",
+        "config",
+        "dp_cp_group",
+        "expt_dp_group",
+        "tp_group",
+        "pp_group",
+        "ep_group",
+        "zero_grad_buffer",
+        "start_param_sync",
     ),
-    Pin(
-        **_MEGATRON,  # type: ignore[arg-type]
-        owner="_ParamAndGradBucketGroup",
-        fields=(
-            "grad_reduce_handle",
-            "param_gather_handle",
-            "param_gather_dispatched",
-            "per_param_grad_ready_counts",
-            "golden_per_param_grad_ready_counts",
-            "is_first_batch",
-            "is_last_microbatch",
-        ),
+    _megatron(
+        "_ParamAndGradBucketGroup",
+        "grad_reduce_handle",
+        "param_gather_handle",
+        "param_gather_dispatched",
+        "per_param_grad_ready_counts",
+        "golden_per_param_grad_ready_counts",
+        "is_first_batch",
+        "is_last_microbatch",
     ),
-    Pin(**_MEGATRON, owner="optimizer.DistributedOptimizer", fields=("_copy_main_params_to_model_params",)),  # type: ignore[arg-type]
-    Pin(
-        **_MEGATRON,  # type: ignore[arg-type]
-        owner="optimizer.Float16OptimizerWithFloat16Params",
-        fields=("_copy_main_params_to_model_params", "float16_groups", "fp32_from_float16_groups"),
+    _megatron("optimizer.DistributedOptimizer", "_copy_main_params_to_model_params"),
+    _megatron(
+        "optimizer.Float16OptimizerWithFloat16Params",
+        "_copy_main_params_to_model_params",
+        "float16_groups",
+        "fp32_from_float16_groups",
     ),
-    Pin(**_MEGATRON, owner="optimizer.FP32Optimizer", fields=("optimizer",)),  # type: ignore[arg-type]
-    Pin(**_TORCH, owner="DistributedDataParallel", fields=("reducer", "process_group", "_has_rebuilt_buckets", "_post_forward")),  # type: ignore[arg-type]
-    Pin(
-        **_TORCH,  # type: ignore[arg-type]
-        owner="Reducer",
-        fields=("_reset_state", "_rebuild_buckets", "_get_zeros_like_grad_buckets", "_remove_autograd_hooks"),
+    _megatron("optimizer.FP32Optimizer", "optimizer"),
+    _torch("DistributedDataParallel", "reducer", "process_group", "_has_rebuilt_buckets", "_post_forward"),
+    _torch(
+        "DistributedDataParallel",
+        "_build_params_for_reducer",
+        "_build_debug_param_to_name_mapping",
+        "_ddp_init_helper",
+        "parameters_to_ignore",
+        "require_forward_param_sync",
     ),
-    Pin(**_TORCH, owner="FSDPState", fields=("_training_state", "_state_ctx", "_comm_ctx")),  # type: ignore[arg-type]
-    Pin(
-        **_TORCH,  # type: ignore[arg-type]
-        owner="FSDPStateContext",
-        fields=("iter_forward_root", "post_backward_final_callback_queued", "is_last_backward"),
+    _torch("Reducer", "_reset_state", "_rebuild_buckets", "_get_zeros_like_grad_buckets", "_remove_autograd_hooks"),
+    _torch("FSDPState", "_training_state", "_state_ctx", "_comm_ctx"),
+    _torch("FSDPStateContext", "iter_forward_root", "post_backward_final_callback_queued", "is_last_backward"),
+    _torch(
+        "FSDPParamGroup",
+        "_all_gather_result",
+        "_post_reduce_event",
+        "_reshard_after_forward_event",
+        "_partial_reduce_output",
+        "_all_reduce_state",
+        "_post_forward_indices",
+        "_training_state",
+        "_to_sharded",
+        "fsdp_params",
     ),
-    Pin(
-        **_TORCH,  # type: ignore[arg-type]
-        owner="FSDPParamGroup",
-        fields=(
-            "_all_gather_result",
-            "_post_reduce_event",
-            "_reshard_after_forward_event",
-            "_partial_reduce_output",
-            "_all_reduce_state",
-            "_post_forward_indices",
-            "_training_state",
-            "_to_sharded",
-            "fsdp_params",
-        ),
-    ),
-    Pin(**_TORCH, owner="FSDPParam", fields=("sharded_param", "unsharded_accumulated_grad")),  # type: ignore[arg-type]
+    _torch("FSDPParam", "sharded_param", "unsharded_accumulated_grad"),
 )
 
 

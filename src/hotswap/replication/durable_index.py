@@ -76,7 +76,9 @@ def commit(directory: Path, step: int, slots: int) -> None:
     for slot in range(slots):
         path = slot_directory(Path(directory), step, slot)
         if not (path / SLOT_FILE).is_file():
-            raise UsageError(f"the checkpoint of step {step} lacks slot {slot} ({path}): wait until every slot is written")
+            raise UsageError(
+                f"the checkpoint of step {step} lacks slot {slot} ({path}): wait until every slot is written"
+            )
         text = (path / SLOT_FILE).read_bytes()
         _require_complete(path, text)
         records[str(slot)] = hashlib.sha256(text).hexdigest()
@@ -195,5 +197,7 @@ def _require_complete(path: Path, text: bytes) -> SlotRecord:
     for name, (nbytes, _) in record.files.items():
         found: Any = (path / name).stat().st_size if (path / name).is_file() else "no"
         if found != nbytes:
-            raise IntegrityError(f"{path / name} has {found} bytes, {nbytes} were written: this checkpoint cannot be used")
+            raise IntegrityError(
+                f"{path / name} has {found} bytes, {nbytes} were written: this checkpoint cannot be used"
+            )
     return record

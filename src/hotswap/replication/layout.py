@@ -168,9 +168,7 @@ def _parsed(fields: dict[str, Any], view: memoryview, shared_nbytes: int) -> tup
     return header, capacity
 
 
-def views(
-    buffer: torch.Tensor, rows: Sequence[Row], *, unique_start: int, header_capacity: int
-) -> list[torch.Tensor]:
+def views(buffer: torch.Tensor, rows: Sequence[Row], *, unique_start: int, header_capacity: int) -> list[torch.Tensor]:
     """Each row's place in ``buffer`` (bytes), as a tensor of the row's form."""
     found = []
     for row in rows:
