@@ -22,7 +22,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-import hotswap.comm.groups as stable_groups
 from hotswap.comm import Groups
 from hotswap.errors import PeerUnreachable
 
@@ -61,9 +60,8 @@ def measure(rank: int, directory: Path, blocks: int, calls: int) -> dict[str, An
     torch.set_num_threads(1)
     # Plain torch looks up its host name otherwise, and needs a store, which hotswap does without.
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    store: Any = lambda: dist.FileStore(str(directory / "store"), WORLD)  # type: ignore[attr-defined]  # noqa: E731
-    stable_groups._NoStore = store  # type: ignore[misc]
     groups = Groups(slot=rank, world_size=WORLD)
+    groups._no_store = dist.FileStore(str(directory / "store"), WORLD)  # type: ignore[attr-defined]
     groups.install()
     plain = dist.new_group(list(range(WORLD)), backend="gloo")
     stable = dist.new_group(list(range(WORLD)))

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from comm_fleet import Fleet, SlotProcess
 
+from hotswap.comm import Groups
 from hotswap.errors import Fenced, PeerFault
 
 
@@ -75,6 +76,28 @@ def test_a_killed_slot_is_replaced_and_all_groups_stay_the_same_objects() -> Non
     assert results[2] == "killed"
     assert results[0] == results[1] == [[10, 3], True]
     assert results[3] == results["spare2"] == [[10, 7], True]
+
+
+def test_swaps_work_without_release_too() -> None:
+    def main(process: SlotProcess) -> Any:
+        process.groups.close()
+        process.groups = Groups(slot=process.slot, world_size=2, allow_release=False)
+        process.groups.install()
+        before = process.groups.swaps_left()
+        sums = []
+        for generation in (1, 2, 3):
+            process.groups.connect(generation, process.values)
+            sums.append(_sum_of())
+            process.barrier(f"used/{generation}")
+            process.groups.detach()
+            sums.append(_sum_of())
+        after = process.groups.swaps_left()
+        assert before is not None
+        assert after is not None
+        return [sums, before - after]
+
+    results = Fleet(2).run(main)
+    assert results == {0: [[3.0, 1.0] * 3, 6], 1: [[3.0, 2.0] * 3, 6]}
 
 
 def test_connect_is_fenced_when_the_generation_ends_before_a_peer_comes() -> None:

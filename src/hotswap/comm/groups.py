@@ -82,6 +82,7 @@ class Groups:
         self._adapter: GlooAdapter | None = None
         self._generation: Generation | None = None
         self._gate_tensor = torch.zeros(1)
+        self._no_store: Store = _NoStore()  # c10d keeps the C++ half only
 
     # ---- setting up ---------------------------------------------------------------------------------------------
 
@@ -98,7 +99,7 @@ class Groups:
         self._adapter = GlooAdapter(host=self._host, timeout_s=self._timeout_s)
         timeout = datetime.timedelta(seconds=self._timeout_s)
         dist.init_process_group(
-            BACKEND_NAME, store=_NoStore(), rank=self._slot, world_size=self._world_size, timeout=timeout
+            BACKEND_NAME, store=self._no_store, rank=self._slot, world_size=self._world_size, timeout=timeout
         )
         self._self_test()
 

@@ -62,7 +62,9 @@ def _works_in(frame: FrameType) -> Iterator[Work]:
 def _ender() -> Callable[[Work], None] | None:
     """A function that lets the waiters of a Work go on, or None when this torch build does not allow it."""
     work_pointer = native.pointers("c10d::Work")
-    finish = native.function("_ZN4c10d4Work6finishENSt15__exception_ptr13exception_ptrE", ctypes.c_void_p, ctypes.c_void_p)
+    finish = native.function(
+        "_ZN4c10d4Work6finishENSt15__exception_ptr13exception_ptrE", ctypes.c_void_p, ctypes.c_void_p
+    )
     aborts = {}
     for name in ("SendWork", "RecvWork"):
         owner = f"4c10d16ProcessGroupGloo{len(name)}{name}"
