@@ -243,7 +243,7 @@ class Coordinator:
             job.recover(f"{node} joined", now, message.lost if node in current.places else ())
         elif node in current.places:
             self._welcome_back(node, message, now)
-        elif self.phase is not Phase.FENCING and job.holders == {}:
+        elif self.phase is not Phase.FENCING and job.plan is not None and not job.plan.holders:
             job.recover(f"{node} joined and can hold replicas, which no node did", now)
         else:
             job.send(node, job.fence_message(node))
@@ -295,7 +295,7 @@ class Coordinator:
             return False
         if job.role(node) is Role.ACTIVE:
             return not job.finished.issuperset(job.current.slots_of(node))
-        keeps_replicas = job.holders is not None and node in job.holders.values()
+        keeps_replicas = job.plan is not None and node in job.plan.holders.values()
         return keeps_replicas and self.phase not in (Phase.FENCING, Phase.WAITING)
 
     # --- workers ---------------------------------------------------------------------------------------------------
@@ -396,7 +396,7 @@ class Coordinator:
 
     def _on_restore_failed(self, node: NodeId, message: m.RestoreFailed, now: float) -> None:
         self.job.record("restore_failed", {"slot": message.slot, "node": node, "detail": message.detail})
-        self.job.recover(f"slot {message.slot} could not be restored: {message.detail}", now)
+        self.job.restore_failed(message.slot, now, message.detail)
 
     def _on_shard(self, node: NodeId, message: m.CheckpointShard, now: float) -> None:
         job = self.job

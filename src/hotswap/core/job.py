@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from hotswap.core import messages as m
@@ -21,6 +22,8 @@ from hotswap.core.transitions import RUNNING, Phase
 from hotswap.core.types import Membership, NodeId, Role, Slot, Source, SourceKind, Step
 from hotswap.errors import EXIT_REQUEUE
 
+FAILURES_MAX = 2
+"""So often a source may fail to give a slot's state before another one is chosen, if need be of an older step."""
 NO_STATE_LEFT = (
     "a slot's owner and all holders of its replica are gone and there is no durable checkpoint; "
     "a new run starts from the beginning (set --checkpoint-dir to bound such a loss)"
@@ -49,7 +52,8 @@ class Job:
         self.committed: Step | None = None
         self.finished: set[Slot] = set()
         self.peers: dict[Slot, tuple[Slot, ...]] = {}
-        self.holders: dict[Slot, NodeId] | None = None
+        self.plan: m.Plan | None = None
+        self.failures: Counter[tuple[Slot, Step, NodeId]] = Counter()
         self.recoveries = 0
         self.respawns: dict[Slot, int] = {}
         self.late: frozenset[NodeId] = frozenset()
@@ -186,7 +190,7 @@ class Job:
 
     def awaited(self) -> list[NodeId]:
         """Nodes whose answer to the fence the plan needs: members, and whoever was given replicas to keep."""
-        keepers = self.roster if self.holders is None else self.holders.values()
+        keepers = self.roster if self.plan is None else self.plan.holders.values()
         needed = {*self.current.places, *(node for node in keepers if node in self.roster)}
         return [node for node in self.roster if node in needed and node not in self.attempt.fenced]
 
@@ -200,6 +204,9 @@ class Job:
             return
         ledger = self.attempt.ledger(self.current, self.peers)
         self.started = self.started or ledger.trained()
+        for (slot, step, node), count in self.failures.items():
+            if count >= FAILURES_MAX:
+                ledger.distrust(slot, step, node)
         choice = resume.choose(self.current.slots, ledger)
         if choice is None and self.unfenced():
             return
@@ -221,13 +228,13 @@ class Job:
     def _announce(self, recovery: Recovery, ledger: resume.Ledger, choice: resume.Resume) -> None:
         recovery.resume_step = choice.step
         recovery.redone = resume.redone_steps(ledger.live, choice.step)
-        self.holders = placement.holders(self.current, self.roster.domains, self.spares())
-        plan = m.Plan(
+        holders = placement.holders(self.current, self.roster.domains, self.spares())
+        plan = self.plan = m.Plan(
             generation=self.current.generation,
             resume_step=choice.step,
             sources=choice.sources,
-            holders=self.holders,
-            push=tuple(slot for slot in self.holders if not self._is_held(slot, choice, ledger)),
+            holders=holders,
+            push=tuple(slot for slot, holder in holders.items() if not _is_held(slot, holder, choice, ledger)),
             keep=tuple(sorted(recovery.keep(self.current))),
         )
         self._go_back_to(choice.step)
@@ -240,11 +247,12 @@ class Job:
             self.roster[node].knows = plan.generation
             self.send(node, plan)
 
-    def _is_held(self, slot: Slot, choice: resume.Resume, ledger: resume.Ledger) -> bool:
-        """Whether the holder has the very state that the plan restores. A state not taken from memory is nowhere yet."""
-        assert self.holders is not None, "holders are chosen first"
-        from_memory = choice.sources[slot].kind not in (SourceKind.FRESH, SourceKind.CHECKPOINT)
-        return from_memory and self.holders[slot] in ledger.replicas.get(slot, {}).get(choice.step, {})
+    def restore_failed(self, slot: Slot, now: float, detail: str) -> None:
+        """A planned source did not serve. It may once for no fault of its own; after that it is not asked again."""
+        assert self.plan is not None, "restoring without a plan"
+        node = self.plan.sources[slot].unique_from or self.current.node_of(slot)
+        self.failures[slot, self.plan.resume_step, node] += 1
+        self.recover(f"slot {slot} could not be restored: {detail}", now)
 
     def _go_back_to(self, step: Step) -> None:
         if self.committed is not None and step < self.committed:
@@ -284,6 +292,7 @@ class Job:
         self.committed = step
         self.recoveries = 0
         self.respawns.clear()
+        self.failures.clear()
         self.late = frozenset()
         self.record("step_committed", {"step": step})
         if self.phase is Phase.REDOING:
@@ -352,6 +361,12 @@ class Job:
     def running(self) -> bool:
         """Whether there is a membership that this coordinator answers for."""
         return self.phase in RUNNING
+
+
+def _is_held(slot: Slot, holder: NodeId, choice: resume.Resume, ledger: resume.Ledger) -> bool:
+    """Whether the holder has the very state that the plan restores. A state not taken from memory is nowhere yet."""
+    from_memory = choice.sources[slot].kind not in (SourceKind.FRESH, SourceKind.CHECKPOINT)
+    return from_memory and holder in ledger.replicas.get(slot, {}).get(choice.step, {})
 
 
 def _everywhere(slots: Sequence[Slot], step: Step, kind: SourceKind) -> resume.Resume:

@@ -75,6 +75,13 @@ class Ledger:
                 )
         return None
 
+    def distrust(self, slot: Slot, step: Step, node: NodeId) -> None:
+        """What *node* has of *slot* at *step* did not serve: look elsewhere."""
+        if self.own.get(slot, {}).get(step, ("",))[0] == node:
+            del self.own[slot][step]
+            self.live.pop(slot, None)
+        self.replicas.get(slot, {}).get(step, {}).pop(node, None)
+
     def trained(self) -> bool:
         """Whether anything here shows that the job has got beyond its initial state."""
         moved = any(worker.step or worker.dirty or worker.torn for worker in self.live.values())
