@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -21,7 +21,7 @@ from hotswap.core.types import Generation, NodeId, Slot, Step, node_id
 from hotswap.errors import EXIT_REQUEUE, EXIT_USAGE, AuthError, HotswapError
 from hotswap.node.control import ControlChannel
 from hotswap.node.memory_keeper import MemoryKeeper
-from hotswap.node.process import die_with_parent, set_up_logging
+from hotswap.node.process import die_with_parent, run_and_leave, set_up_logging
 from hotswap.node.relay import RendezvousRelay
 from hotswap.node.worker_process import WorkerProcess
 from hotswap.node.workers import WorkerPool
@@ -457,14 +457,14 @@ class Agent:
             self.workers[slot].link.send(value)
 
 
-def main() -> int:
+def main() -> NoReturn:
     """Entry point of ``python -m hotswap.node.agent``."""
     die_with_parent(signal.SIGTERM)
     set_up_logging()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=AgentConfig)
-    return asyncio.run(Agent(config, node_id(config.node, config.incarnation)).run())
+    run_and_leave(Agent(config, node_id(config.node, config.incarnation)).run())
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

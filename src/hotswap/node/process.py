@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import logging
 import os
 import signal
 import sys
-from collections.abc import Container
+import traceback
+from collections.abc import Container, Coroutine
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -81,3 +83,21 @@ def set_up_logging() -> None:
         format="%(asctime)s.%(msecs)03d %(levelname)s %(name)s %(message)s",
         datefmt="%H:%M:%S",
     )
+
+
+def run_and_leave(coroutine: Coroutine[Any, Any, int]) -> NoReturn:
+    """Run an agent to its end and leave with its exit code, whatever is still running in this process.
+
+    ``asyncio.run`` would first wait for every task to accept its cancellation; one that does not must not keep the agent of
+    a job that is over alive for ever.
+    """
+    code = 1
+    try:
+        code = asyncio.new_event_loop().run_until_complete(coroutine)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
