@@ -34,7 +34,7 @@ docs: $(READY)
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo,test,dev,bench]' megatron-core
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo,megatron,test,dev,bench]'
 	touch $(READY)
 
 clean:

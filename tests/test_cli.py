@@ -60,4 +60,4 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     monkeypatch.setitem(sys.modules, "hotswap.demo.cli", None)
     monkeypatch.delitem(sys.modules, "rich", raising=False)
     assert cli.main(["demo"]) == errors.EXIT_USAGE
-    assert "pip install 'hotswap[demo]'" in capsys.readouterr().err
+    assert "pip install 'hotswap[demo,megatron]'" in capsys.readouterr().err

@@ -37,7 +37,7 @@ def _demo(argv: list[str]) -> int:
     try:
         from hotswap.demo.cli import main
     except ModuleNotFoundError as error:
-        raise UsageError(f"the demo needs {error.name}: pip install 'hotswap[demo]' megatron-core") from None
+        raise UsageError(f"the demo needs {error.name}: pip install 'hotswap[demo,megatron]'") from None
     return main(argv)
 
 
