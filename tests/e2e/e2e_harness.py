@@ -187,6 +187,8 @@ class Job:
         return [
             *(sys.executable, "-m", "hotswap.cli", "run", "--standalone", "--nnodes", nodes),
             *("--nproc-per-node", str(cell.program.width), "--redirects", "3"),
+            # Deaths are noticed at once all the same; silence means nothing on a machine that runs several jobs.
+            *("--detection-budget-s", "30"),
             *("--log-dir", str(self.directory), "--rdzv-id", "job", *cell.run_arguments),
             *entry,
             *cell.train.to_arguments(),
@@ -381,13 +383,16 @@ def assert_identical(outcome: Outcome, reference: Outcome) -> None:
 
 
 def assert_recovered(outcome: Outcome, *, recoveries: int = 1) -> None:
-    """Everything that was told to die died, nobody else did, and each death cost one recovery and one redone step at most."""
+    """Everything that was told to die died, nobody else did, and each death cost one recovery.
+
+    Two steps at most are redone, in part: a slot may have begun with the step after the one whose update was cut short.
+    """
     workers = [event for event in outcome.deaths if event["kind"] == "worker"]
     lost = outcome.named("worker_lost")
     assert sorted(event["slot"] for event in lost) == sorted(event["slot"] for event in workers), lost
     done = outcome.named("recovery_done")[1:]
     assert len(done) == recoveries, outcome.named("recovery_started")
-    assert all(event["redone_steps"] <= 1 for event in done), done
+    assert all(event["redone_steps"] <= 2 for event in done), done
 
 
 Runner = Callable[[Cell], Outcome]
