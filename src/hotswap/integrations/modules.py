@@ -28,6 +28,7 @@ class ModuleAdapter(AdapterBase):
         self._tables: list[dict[str, Any]] = []
         for module in self._modules:
             self._tables += [module._parameters, module._buffers, module._modules]
+        self._with_extra = dict(self._modules_with_extra())
         self._peers: tuple[int, ...] | None = None
 
     # --- what a framework refines ---------------------------------------------------------------------------------
@@ -128,12 +129,11 @@ class ModuleAdapter(AdapterBase):
             state.load_objects(saved)
         for module, training in zip(self._modules, tree["modes"], strict=True):
             module.training = bool(training)
-        modules = dict(self._modules_with_extra())
         for name, saved in tree["extra"].items():
-            modules[name].set_extra_state(saved)
+            self._with_extra[name].set_extra_state(saved)
 
     def _extra_states(self) -> Iterator[tuple[str, Any]]:
-        for name, module in self._modules_with_extra():
+        for name, module in self._with_extra.items():
             saved = module.get_extra_state()
             if saved is not None:
                 yield name, saved

@@ -124,13 +124,15 @@ class Capture:
         if shared_nbytes < 0 or unique_nbytes < 0 or shared_nbytes + unique_nbytes > raw.numel():
             raise LayoutMismatch(f"sections of {shared_nbytes} and {unique_nbytes} bytes in a buffer of {raw.numel()}")
         unique = _view_of(raw)[shared_nbytes : shared_nbytes + unique_nbytes]
-        header, capacity = read_header(unique, shared_nbytes)
-        self._require_fit(header, slot=slot, step=step)
+        known = self._layout if self._is_current() else None
+        header, capacity = read_header(unique, shared_nbytes, known)
+        self._require_identity(header, slot=slot, step=step)
+        if known is not None and header.rows is known.rows:
+            live = {row.name: tensor for row, tensor in zip(known.rows, self._sources, strict=True)}
+        else:
+            live = self._fitted(header.rows, heavy=heavy)
         rows = [row for row in header.rows if heavy or row.volatile]
         saved = views(raw, rows, unique_start=shared_nbytes, header_capacity=capacity)
-        if heavy:
-            self._arrange(header.rows)
-        live = {entry.name: entry.tensor for entry in self._entries()}
         self._require_present(rows, live)
         if rows:
             with torch.no_grad():
@@ -140,7 +142,7 @@ class Capture:
         for adapter in self.adapters:
             adapter.load_objects(header.objects[adapter.name])
 
-    def _require_fit(self, header: Header, *, slot: int, step: int) -> None:
+    def _require_identity(self, header: Header, *, slot: int, step: int) -> None:
         if (header.slot, header.step) != (slot, step):
             raise LayoutMismatch(
                 f"the snapshot is of slot {header.slot} at step {header.step}, wanted was slot {slot} at step {step}"
@@ -148,12 +150,16 @@ class Capture:
         expected = [adapter.name for adapter in self.adapters]
         if list(header.objects) != expected:
             raise LayoutMismatch(f"the snapshot has parts {list(header.objects)}, this process protects {expected}")
-        for adapter, specs in self._by_adapter(header.rows):
-            adapter.check(specs)
 
-    def _arrange(self, rows: Sequence[Row]) -> None:
-        for adapter, specs in self._by_adapter(rows):
-            adapter.arrange(specs)
+    def _fitted(self, rows: Sequence[Row], *, heavy: bool) -> dict[str, torch.Tensor]:
+        """Make the live state fit ``rows``, or refuse before anything is changed; return its tensors by name."""
+        parts = self._by_adapter(rows)
+        for adapter, specs in parts:
+            adapter.check(specs)
+        if heavy:
+            for adapter, specs in parts:
+                adapter.arrange(specs)
+        return {entry.name: entry.tensor for entry in self._entries()}
 
     def _by_adapter(self, rows: Sequence[Row]) -> list[tuple[StateAdapter, Mapping[str, TensorSpec]]]:
         specs: dict[str, dict[str, TensorSpec]] = {adapter.name: {} for adapter in self.adapters}
@@ -214,19 +220,22 @@ class Capture:
 
     def _plan(self, objects: bytes) -> Layout:
         """The current layout; a new one if tensors are other objects or forms, or the header has outgrown its room."""
-        check = [adapter.fingerprint() for adapter in self.adapters], self._forms()
         layout = self._layout
-        if layout is None or check != self._check or header_nbytes(layout, objects) > layout.header_capacity:
+        if layout is None or not self._is_current() or header_nbytes(layout, objects) > layout.header_capacity:
             entries = self._entries()
             layout = self._layout = lay_out(entries, len(objects))
             # Holding on to the tensors themselves is what makes comparing identities sound: no id is used twice.
             self._sources = [entry.tensor for entry in entries]
-            self._check = [adapter.fingerprint() for adapter in self.adapters], self._forms()
+            self._check = self._fingerprint()
             self._views.clear()
         return layout
 
-    def _forms(self) -> object:
-        return list(map(torch.Tensor.numel, self._sources)), list(map(_DTYPE, self._sources))
+    def _is_current(self) -> bool:
+        return self._layout is not None and self._check == self._fingerprint()
+
+    def _fingerprint(self) -> object:
+        forms = list(map(torch.Tensor.numel, self._sources)), list(map(_DTYPE, self._sources))
+        return [adapter.fingerprint() for adapter in self.adapters], forms
 
     def _views_in(self, raw: torch.Tensor, layout: Layout) -> list[torch.Tensor]:
         key = (raw.data_ptr(), raw.numel())
@@ -253,7 +262,7 @@ def _ordered(value: Any) -> Any:
 def _bytes_of(buffer: Buffer) -> torch.Tensor:
     if isinstance(buffer, torch.Tensor):
         return buffer.view(torch.uint8).reshape(-1)
-    return torch.frombuffer(buffer, dtype=torch.uint8)
+    return torch.frombuffer(buffer, dtype=torch.uint8) if len(buffer) else torch.empty(0, dtype=torch.uint8)
 
 
 def _view_of(raw: torch.Tensor) -> memoryview:

@@ -15,6 +15,7 @@ import hashlib
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -58,7 +59,7 @@ class Layout:
         """Length of the whole snapshot."""
         return self.shared_nbytes + self.unique_nbytes
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Hash of the table."""
         return hashlib.sha256(self.encoded).hexdigest()
@@ -133,8 +134,11 @@ def write_header(view: memoryview, layout: Layout, objects: bytes, *, slot: int,
     view[_LENGTH.size : end] = header
 
 
-def read_header(view: memoryview, shared_nbytes: int) -> tuple[Header, int]:
-    """Return the header of the unique section ``view`` and the room it has. IntegrityError if it makes no sense."""
+def read_header(view: memoryview, shared_nbytes: int, known: Layout | None = None) -> tuple[Header, int]:
+    """Return the header of the unique section ``view`` and the room it has. IntegrityError if it makes no sense.
+
+    If the snapshot has the layout ``known``, its rows are those of ``known``: a table of thousands is not read again.
+    """
     if len(view) < _LENGTH.size:
         raise IntegrityError(f"a unique section of {len(view)} bytes has no header: the snapshot is incomplete")
     (length,) = _LENGTH.unpack(view[: _LENGTH.size])
@@ -142,22 +146,23 @@ def read_header(view: memoryview, shared_nbytes: int) -> tuple[Header, int]:
         raise IntegrityError(f"a header of {length} bytes in a unique section of {len(view)}: the snapshot is damaged")
     fields = plaintree.decode(view[_LENGTH.size : _LENGTH.size + length])
     try:
-        return _parsed(fields, view, shared_nbytes)
+        return _parsed(fields, view, shared_nbytes, known)
     except (KeyError, TypeError, ValueError, AttributeError) as err:
         raise IntegrityError(f"the snapshot's header lacks or mistypes a field: {err!r}") from err
 
 
-def _parsed(fields: dict[str, Any], view: memoryview, shared_nbytes: int) -> tuple[Header, int]:
+def _parsed(fields: dict[str, Any], view: memoryview, shared_nbytes: int, known: Layout | None) -> tuple[Header, int]:
     if fields["format"] != _FORMAT:
         raise IntegrityError(f"the snapshot has format {fields['format']}, this version of hotswap reads {_FORMAT}")
     if hashlib.sha256(fields["table"]).hexdigest() != fields["layout"]:
         raise IntegrityError("the snapshot's table does not match its hash: the snapshot is damaged")
     capacity = fields["capacity"]
-    rows = tuple(_unpacked(row) for row in plaintree.decode(fields["table"]))
-    room = {True: shared_nbytes, False: len(view) - capacity}
-    for row in rows:
-        if row.offset < 0 or row.offset % ALIGNMENT_NBYTES or row.offset + row.nbytes > room[row.shared]:
-            raise IntegrityError(f"{row.name} lies outside of its section: the snapshot is damaged or incomplete")
+    if known is not None and (known.encoded, known.header_capacity) == (fields["table"], capacity):
+        rows = known.rows
+        if (known.shared_nbytes, known.unique_nbytes) != (shared_nbytes, len(view)):
+            raise IntegrityError(f"sections of {shared_nbytes} and {len(view)} bytes do not have the snapshot's layout")
+    else:
+        rows = _rows(fields["table"], {True: shared_nbytes, False: len(view) - capacity})
     header = Header(
         slot=int(fields["slot"]),
         generation=int(fields["generation"]),
@@ -166,6 +171,14 @@ def _parsed(fields: dict[str, Any], view: memoryview, shared_nbytes: int) -> tup
         objects=plaintree.decode(fields["objects"]),
     )
     return header, capacity
+
+
+def _rows(encoded: bytes, room: dict[bool, int]) -> tuple[Row, ...]:
+    rows = tuple(_unpacked(row) for row in plaintree.decode(encoded))
+    for row in rows:
+        if row.offset < 0 or row.offset % ALIGNMENT_NBYTES or row.offset + row.nbytes > room[row.shared]:
+            raise IntegrityError(f"{row.name} lies outside of its section: the snapshot is damaged or incomplete")
+    return rows
 
 
 def views(buffer: torch.Tensor, rows: Sequence[Row], *, unique_start: int, header_capacity: int) -> list[torch.Tensor]:
