@@ -15,6 +15,7 @@ from hotswap.core import messages as m
 from hotswap.core.coordinator import Coordinator, Limits
 from hotswap.core.events import Disconnect, Effect, Event, Exit, FromNode, NodeGone, Record, Send, StopAsked, Tick
 from hotswap.core.keep import GroupState
+from hotswap.core.past import recall
 from hotswap.core.types import Endpoint, Generation, Held, HeldKind, NodeId, Slot, Source, Step, WorkerState
 
 
@@ -41,6 +42,7 @@ class Scenario:
         self.holders: dict[Slot, NodeId] = {}
         self.registered: list[NodeId] = []
         self.steps: dict[Slot, Step] = {}
+        self.log: list[dict[str, object]] = []
 
     def run(self) -> str:
         out: list[str] = []
@@ -60,8 +62,9 @@ class Scenario:
         words = line.split()
         if words[0] == "job":
             return self._job(words[1:])
-        if line == "coordinator restarts":
-            self.machine = Coordinator(self.limits, self.now)
+        if line.startswith("coordinator restarts"):
+            past = recall(self.log) if line.endswith("with the log") else None
+            self.machine = Coordinator(self.limits, self.now, past)
             return []
         if words[0] == "tick":
             self.now = self.now + float(words[1]) if len(words) > 1 else self.machine.deadline()
@@ -239,6 +242,8 @@ class Scenario:
     def _handle(self, event: Event) -> list[Effect]:
         effects = self.machine.handle(event, self.now)
         for effect in effects:
+            if isinstance(effect, Record):
+                self.log.append({"event": effect.event, **effect.fields})
             if isinstance(effect, Send) and isinstance(effect.message, m.Plan):
                 self.holders = effect.message.holders
                 self.steps = dict.fromkeys(effect.message.sources, effect.message.resume_step)
@@ -301,7 +306,7 @@ def _fence(fence: m.Fence) -> str:
     if fence.positions:
         text += f" build for {','.join(map(str, fence.positions))}"
     if fence.valid_to is not None:
-        text += f" drop all beyond {fence.valid_to}"
+        text += f" drop all beyond {fence.valid_to}" if fence.valid_to >= 0 else " drop everything"
     return text
 
 

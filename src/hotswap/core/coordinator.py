@@ -6,7 +6,7 @@ an argument (seconds of any monotonic clock). All transitions are in ``transitio
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from hotswap.core import messages as m
@@ -17,7 +17,7 @@ from hotswap.core.limits import Limits
 from hotswap.core.past import Past
 from hotswap.core.recovery import PHASE_NAMES
 from hotswap.core.transitions import TRANSITIONS, Kind, Phase
-from hotswap.core.types import Membership, NodeId, Role
+from hotswap.core.types import Membership, NodeId, Role, node_order
 from hotswap.errors import EXIT_OK, EXIT_REQUEUE, EXIT_USER_ERROR
 
 __all__ = ["Coordinator", "Limits"]
@@ -44,6 +44,8 @@ _NEVER_STALE = frozenset({Kind.REGISTERED, Kind.BUILT, Kind.LOST, Kind.SHARD_DUR
 _OF_A_RECOVERY = frozenset({Kind.FENCED, Kind.CONNECTED, Kind.READY, Kind.RESTORE_FAILED})
 _OF_A_MEMBER = frozenset({Kind.CONNECTED, Kind.READY, Kind.RESTORE_FAILED, Kind.FINISHED, Kind.TROUBLE})
 _LATE_NEWS = ""
+NAMES_MAX = 4
+"""So many nodes are named in a reason."""
 
 
 class Coordinator:
@@ -55,6 +57,8 @@ class Coordinator:
         self.job = Job(limits, past or Past())
         self._knows_past = past is not None
         self._born_at = now
+        # Nodes of the job that has been must not be forestalled by new ones.
+        self._form_from = now + limits.detection_budget_s if self.job.newest_generation else now
         self._complete_at: float | None = None
         self._recollecting_since = now
         self._handlers: dict[Kind, Callable[[Any, Any, float], None]] = {
@@ -177,14 +181,14 @@ class Coordinator:
         job.record("node_joined", {"node": node, "role": job.role(node).value if job.membership is not None else ""})
         if self.phase is Phase.FORMING:
             self._form_if_complete(now)
-        elif all(member in job.roster for member in job.current.places):
-            self._take_over(now)
+        else:
+            self._take_over_if_complete(now)
 
     def _form_if_complete(self, now: float) -> None:
         count = len(self.job.roster)
         if count >= self.limits.nodes_active and self._complete_at is None:
             self._complete_at = now
-        if count >= self.limits.nodes_max:
+        if count >= self.limits.nodes_max and now >= self._form_from:
             self.job.form(now)
 
     def _learn(self, message: m.Register, now: float) -> None:
@@ -192,13 +196,18 @@ class Coordinator:
         job = self.job
         job.newest_generation = max(job.newest_generation, message.generation)
         if message.generation and (job.membership is None or message.generation > job.membership.generation):
-            self._adopt(message)
-            if self.phase is Phase.FORMING:
-                job.phase = Phase.RECOLLECTING
-                self._recollecting_since = now
+            self._recollect(message, now)
 
-    def _adopt(self, message: m.Register) -> None:
+    def _recollect(self, message: m.Register, now: float) -> None:
+        """Wait for the members of the newest generation that anyone speaks of."""
         self.job.membership = Membership(generation=message.generation, places=message.places, width=self.limits.width)
+        if self.phase is not Phase.RECOLLECTING:
+            self.job.phase = Phase.RECOLLECTING
+            self._recollecting_since = now
+
+    def _take_over_if_complete(self, now: float) -> None:
+        if all(member in self.job.roster for member in self.job.current.places):
+            self._take_over(now)
 
     def _take_over(self, now: float) -> None:
         """Every member is heard or given up: go on training if nothing happened meanwhile, else recover."""
@@ -207,10 +216,7 @@ class Coordinator:
         job.record("coordinator_took_over", {"members": len(members)})
         if not self._knows_past:
             job.history = History(since=current.generation)
-            for name in job.roster:
-                # A plan needs every member's answer, so a member that is behind has missed none that counts.
-                if name in current.places or job.roster[name].register.generation in (0, current.generation):
-                    job.roster[name].knows = current.generation
+            self._trust_members()
         agreed = all(
             (n.register.generation, n.register.places) == (current.generation, current.places) for n in members
         )
@@ -224,6 +230,16 @@ class Coordinator:
             job.send(node, job.fence_message(node))
         for member in current.places:
             self._catch_up(member, now)
+
+    def _trust_members(self) -> None:
+        """Of earlier plans nothing is known: who may have missed one is not trusted.
+
+        A plan needs every member's answer, so a member that is behind has missed none that counts.
+        """
+        job, current = self.job, self.job.current
+        for name in job.roster:
+            if name in current.places or job.roster[name].register.generation in (0, current.generation):
+                job.roster[name].knows = current.generation
 
     def _catch_up(self, node: NodeId, now: float) -> None:
         """Progress of a member that trains in this generation, from its registration."""
@@ -251,14 +267,19 @@ class Coordinator:
     def _overrule(self, node: NodeId, message: m.Register, now: float) -> None:
         """An earlier coordinator had announced another membership under a number that is not free any more.
 
-        It may have come to life only if a present member is not connected: a plan needs the answers of all members.
+        It may have come to life only if a present member is not connected, as a plan needs the answers of all members. Then
+        that one counts, and its members are waited for as if this coordinator had only just begun.
         """
         job = self.job
         job.newest_generation = max(job.newest_generation, message.generation)
         job.record("generation_conflict", {"node": node, "announced": message.generation})
         if message.generation > job.current.generation and any(n not in job.roster for n in job.current.places):
-            self._adopt(message)
-        job.recover(f"{node} has accepted generation {message.generation} of an earlier coordinator", now)
+            job.forget()
+            self._knows_past = False
+            self._recollect(message, now)
+            self._take_over_if_complete(now)
+        else:
+            job.recover(f"{node} has accepted generation {message.generation} of an earlier coordinator", now)
 
     def _welcome_back(self, node: NodeId, message: m.Register, now: float) -> None:
         """A member has a new connection although the old one's end is no news yet: what was said meanwhile is lost."""
@@ -275,12 +296,11 @@ class Coordinator:
         job = self.job
         missed = [node for node in gone if self._is_missed(node)]
         for node, reason in gone.items():
-            if node in job.roster:
-                job.drop(node, reason)
+            job.drop(node, reason)
         if self.phase is Phase.FORMING and len(job.roster) < self.limits.nodes_active:
             self._complete_at = None
         if missed:
-            cause = f"{missed[0]} lost: {gone[missed[0]]}" if len(missed) == 1 else f"{', '.join(missed)} lost"
+            cause = f"{_names(missed)} lost: {gone[missed[0]]}"
             if job.protected:
                 job.recover(cause, now)
             else:
@@ -419,8 +439,9 @@ class Coordinator:
 
     def _phase_deadline(self) -> float:
         if self.phase is Phase.FORMING:
-            last_call = float("inf") if self._complete_at is None else self._complete_at + self.limits.last_call_s
-            return min(last_call, self._born_at + self.limits.join_s)
+            if self._complete_at is None:
+                return self._born_at + self.limits.join_s
+            return max(self._form_from, self._complete_at + self.limits.last_call_s)
         if self.phase is Phase.RECOLLECTING:
             return self._recollecting_since + self.limits.detection_budget_s
         return self.job.phase_deadline()
@@ -442,22 +463,28 @@ class Coordinator:
         """Whoever does not answer a fence or cannot build is given up.
 
         Groups are formed and states restored together, so one node that is stuck makes others late: there nobody is blamed
-        for being late once. All together are never given up.
+        for being late once, and never all.
         """
         job = self.job
         reason = f"did not get through '{PHASE_NAMES[self.phase]}' in time"
         alone = self.phase is Phase.FENCING or bool(job.roster.unbuilt(job.current))
         guilty = late if alone else late & job.late
         job.late = late
-        if guilty >= set(job.current.places):
+        if self.phase is not Phase.FENCING and guilty >= set(job.current.places):
             guilty = frozenset()
         if not guilty:
-            job.recover(f"{len(late)} nodes {reason}", now)
+            job.recover(f"{_names(late)} {reason}", now)
             return
         missed = any(self._is_missed(node) for node in guilty)
-        for node in sorted(guilty):
+        for node in sorted(guilty, key=node_order):
             job.evict(node, reason)
         if missed:
-            job.recover(f"{', '.join(sorted(guilty))} {reason}", now)
+            job.recover(f"{_names(guilty)} {reason}", now)
         else:
             job.try_plan(now)
+
+
+def _names(nodes: Collection[NodeId]) -> str:
+    """The nodes, or the first few of many."""
+    names = sorted(nodes, key=node_order)
+    return ", ".join(names[:NAMES_MAX]) + (f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else "")

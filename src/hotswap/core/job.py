@@ -24,6 +24,7 @@ from hotswap.errors import EXIT_REQUEUE
 
 FAILURES_MAX = 2
 """So often a source may fail to give a slot's state before another one is chosen, if need be of an older step."""
+_FROM_MEMBERS = frozenset({SourceKind.LIVE, SourceKind.OWN})
 NO_STATE_LEFT = (
     "a slot's owner and all holders of its replica are gone and there is no durable checkpoint; "
     "a new run starts from the beginning (set --checkpoint-dir to bound such a loss)"
@@ -73,6 +74,11 @@ class Job:
         """The recovery under way, where there must be one."""
         assert self.recovery is not None, f"no recovery while {self.phase.value}"
         return self.recovery
+
+    def forget(self) -> None:
+        """What was believed of the present generation is worth nothing: another coordinator has gone on elsewhere."""
+        self.recovery = self.plan = self.committed = self.trouble = self.waiting = None
+        self.acked, self.finished = {}, set()
 
     def role(self, node: NodeId) -> Role:
         """Member or not."""
@@ -189,10 +195,10 @@ class Job:
     # --- plan ------------------------------------------------------------------------------------------------------
 
     def awaited(self) -> list[NodeId]:
-        """Nodes whose answer to the fence the plan needs: members, and whoever was given replicas to keep."""
+        """Members and keepers of replicas that have not answered the fence."""
         keepers = self.roster if self.plan is None else self.plan.holders.values()
-        needed = {*self.current.places, *(node for node in keepers if node in self.roster)}
-        return [node for node in self.roster if node in needed and node not in self.attempt.fenced]
+        needed = {*self.current.places, *keepers}
+        return [node for node in self.unfenced() if node in needed]
 
     def unfenced(self) -> list[NodeId]:
         """All connected nodes that have not answered the fence."""
@@ -200,7 +206,7 @@ class Job:
 
     def try_plan(self, now: float) -> None:
         """Plan once the answers suffice. Before anything is given up as lost, everyone is heard."""
-        if self.awaited():
+        if any(node not in self.attempt.fenced for node in self.current.places):
             return
         ledger = self.attempt.ledger(self.current, self.peers)
         self.started = self.started or ledger.trained()
@@ -208,7 +214,9 @@ class Job:
             if count >= FAILURES_MAX:
                 ledger.distrust(slot, step, node)
         choice = resume.choose(self.current.slots, ledger)
-        if choice is None and self.unfenced():
+        # Own snapshots include every committed step; of replicas a keeper that is still to be heard may have newer ones.
+        complete = choice is not None and all(source.kind in _FROM_MEMBERS for source in choice.sources.values())
+        if (self.awaited() and not complete) or (choice is None and self.unfenced()):
             return
         choice = choice or self._without_memory(self.attempt)
         if choice is None:

@@ -69,6 +69,8 @@ def _table() -> dict[tuple[Phase, Kind], frozenset[Phase]]:
     allow((P.RECOLLECTING,), (K.FINISHED,))
     # A loss, at any moment, fences and starts over with a higher generation. So does whatever shows that a member and
     # this coordinator no longer mean the same: a connection made anew, a worker that has left the training too early.
+    # Another coordinator may even have gone on with other members: then this one begins again.
+    allow(RUNNING, (K.REGISTERED,), P.RECOLLECTING, P.TRAINING)
     allow(RUNNING, (K.REGISTERED, K.GONE, K.LOST, K.TICK, K.FINISHED), *_AFTER_LOSS)
     allow((P.REBUILDING, P.RESTORING), (K.RESTORE_FAILED,), *_AFTER_LOSS)
     # A recovery. A spare's answer to the fence may come later, and its loss may be all that the plan still waits for.
