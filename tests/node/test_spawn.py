@@ -23,6 +23,7 @@ from hotswap.errors import AuthError, PeerUnreachable
 from hotswap.node.spawn import ExecSpawner, Exited, ForkServer, Spawner, SpawnRequest
 
 HERE = str(Path(__file__).parent)
+PATH = os.pathsep.join([HERE, *filter(None, [os.environ.get("PYTHONPATH")])])
 DEADLINE_S = 20.0
 
 
@@ -94,7 +95,7 @@ def spawner(request: pytest.FixtureRequest, shared: RunningServer) -> Iterator[S
 def ask(tmp_path: Path) -> Callable[..., SpawnRequest]:
     def make(target: str, *args: object, **fields: object) -> SpawnRequest:
         common: dict[str, Any] = {
-            "env": {"PYTHONPATH": HERE},
+            "env": {"PYTHONPATH": PATH},
             "cwd": str(tmp_path),
             "stdout_path": str(tmp_path / "out"),
             "stderr_path": str(tmp_path / "err"),
@@ -177,13 +178,13 @@ def test_threads_exit_handlers_and_buffers_are_finished(spawner: Spawner, ask: A
 
 
 def test_the_process_has_the_callers_identity_and_nothing_else(spawner: Spawner, ask: Ask, tmp_path: Path) -> None:
-    pid = spawner.spawn(ask("describe", env={"PYTHONPATH": HERE, "MINE": "1"}, pgid=os.getpgrp()), [])
+    pid = spawner.spawn(ask("describe", env={"PYTHONPATH": PATH, "MINE": "1"}, pgid=os.getpgrp()), [])
     assert ends(spawner)[0].status == 0
     found = json.loads((tmp_path / "out").read_text())
     assert found["pid"] == pid
     assert (found["pgid"], found["sid"]) == (os.getpgrp(), os.getsid(0))
     assert found["cwd"] == str(tmp_path)
-    assert found["environ"] == {**os.environ, "PYTHONPATH": HERE, "MINE": "1"}
+    assert found["environ"] == {**os.environ, "PYTHONPATH": PATH, "MINE": "1"}
     assert found["fds"][:3] == [0, 1, 2] and len(found["fds"]) == 4, "the fourth reads the list"
     assert found["blocked"] == 0 and found["sigchld"] and found["sigint"] and found["stdin"] == ""
     assert ("xml.dom.minidom" in found["modules"]) == isinstance(spawner, ForkServer)
@@ -363,7 +364,7 @@ def test_a_bad_preload_is_named(tmp_path: Path, name: str, said: str) -> None:
 
 
 def test_libraries_do_not_share_what_they_drew_on_import(tmp_path: Path, ask: Ask) -> None:
-    server = RunningServer(tmp_path, "torch", "numpy")
+    server = RunningServer(tmp_path, "torch", "numpy.random")
     assert server.answer == {"ready": True}
     try:
         with contextlib.closing(server.connect()) as client:

@@ -56,6 +56,7 @@ class MemoryKeeper:
         self._holders: dict[Slot, NodeId] = {}
         self._server: TransferServer | None = None
         self._client = TransferClient(token=config.token, streams=config.transfer_streams)
+        self._pushing: set[tuple[Slot, Step, Generation]] = set()
         self._threads = ThreadPoolExecutor(max_workers=THREADS_MAX, thread_name_prefix="hotswap-transfer")
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -112,11 +113,11 @@ class MemoryKeeper:
         except Fenced as error:
             log.info("slot %d: %s", slot, error)
             return
-        self._start(self._replicate(section))
+        self._replicate(section)
 
     def ensure_replicated(self, slot: Slot, step: Step, plan: Plan) -> None:
         """After a restore: the holder must have *step* again before anyone goes on."""
-        if self.acked.get(slot) == step:
+        if self.acked.get(slot) == step or (slot, step, plan.generation) in self._pushing:
             return
         if slot not in plan.push:
             self._ack(slot, plan.generation, step)
@@ -130,9 +131,15 @@ class MemoryKeeper:
                 shared_nbytes=located.shared_nbytes,
                 unique_nbytes=located.unique_nbytes,
             )
-            self._start(self._replicate(section))
+            self._replicate(section)
 
-    async def _replicate(self, section: SectionId) -> None:
+    def _replicate(self, section: SectionId) -> None:
+        push = (section.owner, section.step, section.generation)
+        self._pushing.add(push)
+        task = self._start(self._push_until_acked(section))
+        task.add_done_callback(lambda _: self._pushing.discard(push))
+
+    async def _push_until_acked(self, section: SectionId) -> None:
         """Push until it is acknowledged or the generation ends; a long failure is reported, for it stops the gate."""
         slot, generation = section.owner, self._generation
         holder = self._holders.get(slot)
@@ -330,10 +337,11 @@ class MemoryKeeper:
         except (OSError, HotswapError) as error:
             log.warning("durable checkpoint of step %d: %s; training goes on without it", step, error)
 
-    def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def _start(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
