@@ -71,16 +71,16 @@ class FileRendezvous:
     """Key-value space in a folder."""
 
     def __init__(self, directory: str) -> None:
-        self._directory = Path(directory)
+        self.directory = Path(directory)
 
     def set(self, key: str, value: bytes) -> None:
-        path = self._directory / key.replace("/", "%")
+        path = self.directory / key.replace("/", "%")
         temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
         temporary.write_bytes(value)
         temporary.rename(path)
 
     def get(self, key: str, timeout_s: float) -> bytes:
-        path, end = self._directory / key.replace("/", "%"), time.monotonic() + timeout_s
+        path, end = self.directory / key.replace("/", "%"), time.monotonic() + timeout_s
         while not path.exists():
             assert time.monotonic() < end, f"nobody set {key}"
             time.sleep(0.001)
@@ -99,6 +99,7 @@ def _serve(prelude: str) -> None:
     for line in sys.stdin:
         scenario, world, arguments = json.loads(line)
         print(json.dumps(_run_fleet(scenario, world, arguments)), file=answers, flush=True)
+    os._exit(0)  # nothing to tear down, and torch takes seconds for it
 
 
 def _run_fleet(scenario: str, world: int, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -8,11 +8,13 @@ from enum import Enum
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from state_fleet import FileRendezvous
 from state_kept import KEPT, bucket_groups, checkpointing_flag, fsdp_contexts, fsdp_groups, fsdp_params, fsdp_states
 from state_programs import Boom, TorchProgram, seed
 
 from hotswap.comm import Groups
+from hotswap.errors import UsageError
 from hotswap.integrations import discover
 from hotswap.integrations.base import local
 from hotswap.replication.capture import Capture
@@ -35,16 +37,19 @@ class Rank:
         self.groups.detach()
 
 
+def build(program: str, rank: int, world: int, start: int, **options: Any) -> Any:
+    if program == "megatron":
+        from state_megatron import MegatronProgram
+
+        return MegatronProgram(rank, start, **options)
+    return TorchProgram(program, rank, world, start, **options)
+
+
 class Run:
     """A program and its capture."""
 
     def __init__(self, program: str, rank: int, world: int, start: int, **options: Any) -> None:
-        if program == "megatron":
-            from state_megatron import MegatronProgram
-
-            self.program: Any = MegatronProgram(rank, start, **options)
-        else:
-            self.program = TorchProgram(program, rank, world, start, **options)
+        self.program = build(program, rank, world, start, **options)
         self.slot = rank
         self.capture = Capture(discover(self.program.model, self.program.optimizer, **self.program.extras))
         self.snapshots: dict[int, tuple[bytearray, int, int]] = {}
@@ -154,34 +159,54 @@ def reset_but(keep: str | None, run: Run) -> None:
     put_back()
 
 
-def unhindered(rank: int, world: int, rendezvous: FileRendezvous, *, program: str, steps: int) -> list[str]:
-    """Hashes of the parameters over some steps without any capture: what the framework alone computes."""
-    me = Rank(rank, world, rendezvous)
-    run = Run(program, rank, world, 5)
-    me.connect()
-    hashes = [parameter_hash(run)]
+def ordinary(
+    rank: int,
+    world: int,
+    rendezvous: FileRendezvous,
+    *,
+    program: str,
+    steps: int,
+    options: dict[str, Any] | None = None,
+) -> list[str]:
+    """Hashes of the parameters in a job that knows nothing of hotswap: ordinary groups, connected from the start."""
+    store = dist.FileStore(f"{rendezvous.directory}/store", world)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    built = build(program, rank, world, 5, **(options or {}))
+    hashes = [parameter_hash(built)]
     for _ in range(steps):
-        run.program.step()
-        hashes.append(parameter_hash(run))
+        built.step()
+        hashes.append(parameter_hash(built))
+    dist.destroy_process_group()
     return hashes
 
 
-def captured(rank: int, world: int, rendezvous: FileRendezvous, *, program: str, steps: int) -> list[str]:
-    """The same, with a snapshot at every boundary."""
+def captured(
+    rank: int,
+    world: int,
+    rendezvous: FileRendezvous,
+    *,
+    program: str,
+    steps: int,
+    options: dict[str, Any] | None = None,
+) -> list[str]:
+    """The same with stable groups, connected after everything is built, and a snapshot at every boundary."""
     me = Rank(rank, world, rendezvous)
-    run = Run(program, rank, world, 5)
+    run = Run(program, rank, world, 5, **(options or {}))
     me.connect()
-    hashes = [parameter_hash(run)]
+    for adapter in run.capture.adapters:
+        adapter.synchronise()
+        adapter.materialise()
+    hashes = [parameter_hash(run.program)]
     for step in range(steps):
         run.snap(step)
         run.program.step()
-        hashes.append(parameter_hash(run))
+        hashes.append(parameter_hash(run.program))
     return hashes
 
 
-def parameter_hash(run: Run) -> str:
+def parameter_hash(program: Any) -> str:
     total = hashlib.sha256()
-    for parameter in run.program.model.parameters():
+    for _, parameter in named_parameters(program):
         total.update(local(parameter).detach().reshape(-1).contiguous().view(torch.uint8).numpy())
     return total.hexdigest()
 
@@ -210,12 +235,12 @@ def residue(
     before = runtime_state(run)
     run.reset()
     run.restore(run.snapshots[1], 1, heavy=False)
-    left = [name for name, parameter in named_parameters(run) if parameter.grad is not None]
+    left = [name for name, parameter in named_parameters(run.program) if parameter.grad is not None]
     return {"clean": clean, "before": before, "after": runtime_state(run), "gradients": left}
 
 
-def named_parameters(run: Run) -> list[tuple[str, torch.nn.Parameter]]:
-    model = run.program.model
+def named_parameters(program: Any) -> list[tuple[str, torch.nn.Parameter]]:
+    model = program.model
     return [pair for chunk in (model if isinstance(model, list) else [model]) for pair in chunk.named_parameters()]
 
 
@@ -247,3 +272,40 @@ def described(value: Any) -> str:
     if isinstance(value, dict | list | set | tuple):
         return f"{len(value)} items"
     return "there" if type(value).__module__.startswith(("torch", "state")) else ""
+
+
+def started(
+    rank: int, world: int, rendezvous: FileRendezvous, *, program: str, options: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Built from another seed on every rank; then what session does at the very first start."""
+    me = Rank(rank, world, rendezvous)
+    run = Run(program, rank, world, 5 + rank, **(options or {}))
+    me.connect()
+    for adapter in run.capture.adapters:
+        adapter.synchronise()
+        adapter.materialise()
+    run.snap(0)
+    buffer, shared_nbytes, _ = run.snapshots[0]
+    model = run.program.model if isinstance(run.program.model, list) else [run.program.model]
+    parameters = [p for chunk in model for p in chunk.parameters()]
+    return {
+        "peers": run.capture.peers(),
+        "shared": hashlib.sha256(buffer[:shared_nbytes]).hexdigest(),
+        "parameters": [hashlib.sha256(p.detach().float().numpy()).hexdigest() for p in parameters],
+    }
+
+
+def refused(rank: int, world: int, rendezvous: FileRendezvous, *, program: str, change: list[Any]) -> str:
+    """The error for a program with one setting changed after it was built."""
+    Rank(rank, world, rendezvous)
+    run = Run(program, rank, world, 5)
+    owner: Any = run.program
+    *path, name, value = change
+    for step in path:
+        owner = owner[step] if isinstance(step, int) else getattr(owner, step)
+    setattr(owner, name, value)
+    try:
+        discover(run.program.model, run.program.optimizer)
+    except UsageError as error:
+        return str(error)
+    return ""

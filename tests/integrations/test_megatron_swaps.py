@@ -94,3 +94,36 @@ def test_a_reduction_in_flight_must_not_be_kept(megatron_fleet: Template) -> Non
             options={"overlap": True},
         )
         require_identical(results, failures)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"bf16": True, "overlap": True}, {"bf16": True, "distributed": False}, {}, {"vpp": 2}, {"fp16": True}],
+    ids=lambda options: "-".join(options) or "fp32",
+)
+def test_training_is_bit_for_bit_that_of_ordinary_megatron(megatron_fleet: Template, options: dict[str, Any]) -> None:
+    """Groups that connect late must not change what is computed: see the embeddings of the last stage."""
+    ordinary = megatron_fleet.run("ordinary", WORLD, program="megatron", steps=2, options=options)
+    assert megatron_fleet.run("captured", WORLD, program="megatron", steps=2, options=options) == ordinary
+
+
+@pytest.mark.parametrize("options", [{"bf16": True}, {"bf16": True, "distributed": False}, {}], ids=str)
+def test_a_first_start_makes_the_replicas_equal(megatron_fleet: Template, options: dict[str, Any]) -> None:
+    results = megatron_fleet.run("started", WORLD, program="megatron", options=options)
+    for left in (0, 1, 4, 5):  # ranks are tensor + 2 data + 4 pipeline
+        assert results[left]["parameters"] == results[left + 2]["parameters"]
+    require_shared_is_shared(results)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["config", "tp_comm_overlap", True], "switch them off"),
+        (["model", 0, "ddp_config", "nccl_ub", True], "switch them off"),
+        (["config", "cuda_graph_impl", "local"], "set cuda_graph_impl to 'none'"),
+        (["config", "fp8", "hybrid"], "fp8 and fp4"),
+    ],
+    ids=lambda value: str(value[-2]) if isinstance(value, list) else "",
+)
+def test_megatron_options_that_are_not_supported(megatron_fleet: Template, change: list[Any], message: str) -> None:
+    assert message in megatron_fleet.run("refused", WORLD, program="megatron", change=change)[0]

@@ -56,11 +56,11 @@ def test_ddp_sums_in_the_order_of_the_undisturbed_run(torch_fleet: Template, opt
     assert results[0]["peers"] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
-def test_capturing_changes_nothing(torch_fleet: Template, kind: str) -> None:
-    """The buckets that hotswap lets DDP agree on early are those DDP would have agreed on."""
-    plain = torch_fleet.run("unhindered", WORLD, program=kind, steps=4)
-    assert torch_fleet.run("captured", WORLD, program=kind, steps=4) == plain
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2", "hsdp"])
+def test_training_is_bit_for_bit_that_of_ordinary_torch(torch_fleet: Template, kind: str) -> None:
+    """Also DDP's: the buckets that hotswap lets it agree on early are those it would have agreed on."""
+    ordinary = torch_fleet.run("ordinary", WORLD, program=kind, steps=4)
+    assert torch_fleet.run("captured", WORLD, program=kind, steps=4) == ordinary
 
 
 def test_half_precision_state(torch_fleet: Template) -> None:
@@ -107,3 +107,20 @@ def test_what_reset_must_not_forget(torch_fleet: Template, kind: str, keep: str,
     with pytest.raises(AssertionError):
         results = torch_fleet.run("swaps", WORLD, program=kind, failures=failures, steps=3, keep=keep, timeout_s=2.0)
         require_identical(results, failures)
+
+
+def test_a_first_start_makes_the_replicas_equal(torch_fleet: Template) -> None:
+    results = torch_fleet.run("started", WORLD, program="ddp")
+    assert all(r["parameters"] == results[0]["parameters"] for r in results)
+    require_shared_is_shared(results)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["model", "static_graph", True], "use static_graph=False"),
+        (["model", "mixed_precision", True], "use torch.autocast"),
+    ],
+)
+def test_ddp_options_that_are_not_supported(torch_fleet: Template, change: list[Any], message: str) -> None:
+    assert message in torch_fleet.run("refused", 1, program="ddp", change=change)[0]

@@ -118,7 +118,9 @@ def wrong_manifest(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", [truncate, remove, forge_slot_file, empty_slot_file, break_manifest, wrong_manifest], ids=lambda d: d.__name__
+    "damage",
+    [truncate, remove, forge_slot_file, empty_slot_file, break_manifest, wrong_manifest],
+    ids=lambda d: d.__name__,
 )
 def test_an_incomplete_step_is_passed_over(
     snapshots: list[Snapshot], tmp_path: Path, damage: Callable[[Path], None]
@@ -174,9 +176,7 @@ def test_a_full_disk_leaves_older_checkpoints_alone(
     os.write(fd, snapshots[2][0])
     request.getfixturevalue("full_disk")
     with pytest.raises(OSError, match=r"slot 0 at step 2 not written"):
-        durable.write(
-            fd, len(snapshots[2][0]), *snapshots[2][1:], durable_index.slot_directory(tmp_path, 2, 0)
-        )
+        durable.write(fd, len(snapshots[2][0]), *snapshots[2][1:], durable_index.slot_directory(tmp_path, 2, 0))
     os.close(fd)
     assert list(durable_index.step_directory(tmp_path, 2).iterdir()) == []
     assert durable_index.latest(tmp_path) == 1

@@ -116,7 +116,11 @@ class MegatronAdapter(ModuleAdapter):
         super().reset()
 
     def synchronise(self) -> None:
-        """Broadcast what the data-parallel group must have in common and `materialise` does not rebuild."""
+        """Do what constructors would have done on connected groups, as far as `materialise` does not.
+
+        Frozen and replicated parameters become equal over the data-parallel group, and the copy of the word embeddings
+        on the last pipeline stage, which is built as zeros, becomes that of the first.
+        """
         derived = self._derived() if self._distributed else set()
         with torch.no_grad():
             for chunk in self.chunks:
@@ -125,10 +129,37 @@ class MegatronAdapter(ModuleAdapter):
                         self._broadcast(chunk, parameter, parameter)
             for main, model in self._main_and_model():
                 self._broadcast(self.chunks[0], model, main)
+            for chunk in self.chunks:
+                for module in chunk.modules():
+                    if hasattr(module, "shared_embedding_or_output_weight"):
+                        self._copy_embedding(module)
 
     def _broadcast(self, chunk: Any, model: torch.Tensor, target: torch.Tensor) -> None:
         group = chunk.dp_cp_group if getattr(model, "allreduce", True) else chunk.expt_dp_group
         dist.broadcast(target.data, src=dist.get_global_rank(group, 0), group=group)
+
+    def _copy_embedding(self, module: Any) -> None:
+        """The condition is that of ``setup_embeddings_and_output_layer``, whose all-reduce this stands for."""
+        shares = module.share_embeddings_and_output_weights or getattr(module.config, "mtp_num_layers", 0)
+        if not shares or module.config.pipeline_model_parallel_size == 1 or not module._is_in_embd_group():
+            return
+        weight, group = module.shared_embedding_or_output_weight(), module.embd_group
+        before = weight.detach().clone()
+        dist.broadcast(weight.data, src=dist.get_global_rank(group, 0), group=group)
+        # Only if it was another one: main parameters that a script has loaded are more exact than the model's.
+        if not torch.equal(before, weight):
+            self._refresh_main(weight)
+
+    def _refresh_main(self, weight: Any) -> None:
+        main = getattr(weight, "main_param", None)
+        if main is None:
+            return
+        flat = weight.detach().view(-1)
+        for member in self._distributed:
+            if weight in member.model_param_gbuf_map:
+                held = member._get_model_param_range_map(weight)["param"]
+                flat = flat[held.start : held.end]
+        main.data.copy_(flat.view(main.shape))
 
     def materialise(self) -> None:
         """Copy main to model parameters and gather them over the data-parallel group."""

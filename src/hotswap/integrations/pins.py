@@ -57,7 +57,12 @@ PINS: tuple[Pin, ...] = (
         "is_first_batch",
         "is_last_microbatch",
     ),
-    _megatron("optimizer.DistributedOptimizer", "_copy_main_params_to_model_params"),
+    _megatron(
+        "optimizer.DistributedOptimizer",
+        "_copy_main_params_to_model_params",
+        "_get_model_param_range_map",
+        "model_param_gbuf_map",
+    ),
     _megatron(
         "optimizer.Float16OptimizerWithFloat16Params",
         "_copy_main_params_to_model_params",

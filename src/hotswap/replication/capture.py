@@ -70,11 +70,14 @@ class Capture:
 
     # --- write ----------------------------------------------------------------------------------------------------
 
-    def write(self, buffer: Buffer, *, slot: int, generation: int, step: int) -> tuple[int, int]:
+    def write(
+        self, buffer: Buffer, *, slot: int, generation: int, step: int, asynchronous: bool = False
+    ) -> tuple[int, int]:
         """Copy the state into ``buffer``; return the lengths of its shared and its unique section.
 
-        CUDA tensors are copied on a side stream behind the work queued so far: the snapshot is whole after `wait`, and
-        the state may be changed after `fence`. UsageError if the buffer is too small (see `nbytes`).
+        If ``asynchronous``, CUDA tensors are copied on a side stream behind the work queued so far: the snapshot is
+        whole after `wait`, and the state may be changed after `fence`. UsageError if the buffer is too small (see
+        `nbytes`).
         """
         objects = self._objects()
         layout = self._plan(objects)
@@ -85,6 +88,8 @@ class Capture:
             self._copy_out(self._views_in(raw, layout))
         unique = _view_of(raw)[layout.shared_nbytes : layout.nbytes]
         write_header(unique, layout, objects, slot=slot, generation=generation, step=step)
+        if not asynchronous:
+            self.wait()
         return layout.shared_nbytes, layout.unique_nbytes
 
     def wait(self) -> None:
