@@ -13,6 +13,13 @@ from hotswap.errors import EXIT_OK, EXIT_USER_ERROR
 from hotswap.sim.chronicle import Violation
 from hotswap.sim.job import JobModel
 
+SPOILT: dict[str, dict[str, Any]] = {
+    "one-version": {"versions": 1},
+    "no-gate": {"gate": False},
+    "keep-undone": {"drop_undone": False},
+}
+"""Ways to spoil the protocol, each of which the checkers must find."""
+
 
 def simulate(seed: int, **spoilt: Any) -> tuple[JobModel, str]:
     """Run one seed; what it violated, if anything."""
@@ -39,13 +46,15 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--json", action="store_true", help="one line of JSON instead of text")
     parser.add_argument("--transcript", action="store_true", help="print the transcripts of good seeds too")
+    parser.add_argument("--spoil", choices=SPOILT, help="leave out a part of the protocol, to see what it is for")
     options = parser.parse_args(argv)
+    spoilt = SPOILT[options.spoil] if options.spoil else {}
     began = time.monotonic()
     failed: dict[int, str] = {}
     exits: Counter[int] = Counter()
     events = faults = recoveries = 0
     for seed in options.seeds:
-        job, violation = simulate(seed)
+        job, violation = simulate(seed, **spoilt)
         events, faults = events + job.world.events, faults + job.saboteur.struck
         recoveries += max(0, len(job.chronicle.planned) - 1)
         exits[job.exit.exit_code if job.exit is not None else -1] += 1
@@ -67,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
     else:
         print("\n".join(f"{name}: {value}" for name, value in result.items()))
         for seed in failed:
-            print(f"replay: python -m hotswap.sim --seeds {seed}")
+            print(f"replay: python -m hotswap.sim --seeds {seed}" + (f" --spoil {options.spoil}" if spoilt else ""))
     return EXIT_USER_ERROR if failed else EXIT_OK
 
 

@@ -78,7 +78,7 @@ class Saboteur:
         elif fault.kind == "spare" and spares:
             world.dice.choice(spares).die("node fault")
         elif fault.kind == "worker":
-            workers = [worker for agent in members for worker in agent.workers.values()]
+            workers = [worker for agent in job.living() for worker in agent.workers.values()]
             if workers:
                 world.dice.choice(workers).exit(-9)
         elif fault.kind == "coordinator":

@@ -40,9 +40,13 @@ class World:
 
     def after(self, delay_s: float, call: Callable[..., None], *args: Any) -> Timer:
         """Make a call later."""
+        return self.at(self.now + delay_s, call, *args)
+
+    def at(self, when: float, call: Callable[..., None], *args: Any) -> Timer:
+        """Make a call at a certain time; of two at the same time the one that was asked for first comes first."""
         timer = Timer(lambda: call(*args)) if args else Timer(call)
         self._count += 1
-        heapq.heappush(self._agenda, (self.now + delay_s, self._count, timer))
+        heapq.heappush(self._agenda, (when, self._count, timer))
         return timer
 
     def between(self, low: float, high: float) -> float:
@@ -88,8 +92,8 @@ class Pipe:
             return
         world = self._world
         self._last = max(self._last, world.now + world.between(*self._delay_s), self.stalled_to)
-        timer = world.after(self._last - world.now, self._arrive, message)
-        self._under_way.append(timer)
+        # At that very time, not after the difference: rounding would let two messages change places.
+        self._under_way.append(world.at(self._last, self._arrive, message))
 
     def _arrive(self, message: Any) -> None:
         del self._under_way[0]

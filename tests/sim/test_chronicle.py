@@ -1,0 +1,159 @@
+"""The checkers themselves: each finds what it is for and lets pass what is right."""
+
+from __future__ import annotations
+
+import pytest
+
+from hotswap.sim.chronicle import ROOT, Chronicle, Copy, State, Violation
+
+PLACES = ("a", "b")
+
+
+def at(step: int, history: int, position: int | None = None) -> State:
+    return State(step=step, history=history, position=step if position is None else position)
+
+
+def chronicle(*, strict: bool = True) -> Chronicle:
+    made = Chronicle(slots=2, strict=strict)
+    made.membership(1, PLACES)
+    made.plan(1, PLACES, 0, [], fresh=True)
+    made.go(both(at(0, ROOT)), frozenset(PLACES), covered=True)
+    made.trained = True
+    return made
+
+
+def both(state: State) -> dict[int, State]:
+    return {0: state, 1: state}
+
+
+def advance(made: Chronicle, state: State) -> State:
+    """One step of both slots, replicated and passed through the next gate."""
+    history = made.update(both(state), {0: state.position, 1: state.position})
+    following = at(state.step + 1, history)
+    made.stored(0, "a", "b", following)
+    made.stored(1, "b", "a", following)
+    made.gate(following.step, following.history)
+    return following
+
+
+def copies(state: State) -> list[Copy]:
+    return [Copy(node="a", slot=0, own=True, state=state), Copy(node="a", slot=1, own=False, state=state)]
+
+
+def test_a_job_without_faults_is_fine() -> None:
+    made = chronicle()
+    state = at(0, ROOT)
+    for _ in range(3):
+        state = advance(made, state)
+        made.counted(state.step)
+    made.finish(3)
+
+
+def test_a_number_is_used_once() -> None:
+    with pytest.raises(Violation, match="two memberships"):
+        chronicle().membership(1, ("a", "c"))
+    made = chronicle()
+    made.membership(3, ("a", "c"))
+    with pytest.raises(Violation, match="announced after"):
+        made.membership(2, ("a", "c"))
+
+
+def test_without_a_log_only_what_comes_to_life_counts() -> None:
+    made = chronicle(strict=False)
+    made.membership(1, ("a", "c"))
+    with pytest.raises(Violation, match="come to life"):
+        made.plan(1, ("a", "c"), 0, [], fresh=False)
+
+
+def test_steps_and_histories_do_not_mix() -> None:
+    made = chronicle()
+    for other in (at(2, 1), at(1, 2)):
+        with pytest.raises(Violation, match="mixed states"):
+            made.meet("gate", 1, {0: at(1, 1), 1: other})
+    with pytest.raises(Violation, match="mixed states"):
+        made.meet("gate", 1, {0: at(1, 1)})
+
+
+def test_a_replica_is_elsewhere() -> None:
+    with pytest.raises(Violation, match="node of the slot itself"):
+        chronicle().stored(0, "a", "a", at(1, 1))
+
+
+def test_a_step_counts_only_when_all_replicas_are_complete() -> None:
+    made = chronicle()
+    history = made.update(both(at(0, ROOT)), {0: 0, 1: 0})
+    made.stored(0, "a", "b", at(1, history))
+    with pytest.raises(Violation, match="not every slot's replica"):
+        made.counted(1)
+    made.stored(1, "b", "a", at(1, history))
+    made.counted(1)
+    assert made.committed == (1, history)
+
+
+def test_one_loss_takes_no_committed_step() -> None:
+    made = chronicle()
+    advance(made, at(0, ROOT))
+    made.lost("b")
+    with pytest.raises(Violation, match="only \\['b'\\] lost"):
+        made.plan(2, ("a", "c"), 0, [], fresh=False)
+
+
+def test_two_losses_may_if_no_copy_is_left() -> None:
+    made = chronicle()
+    state = advance(made, at(0, ROOT))
+    made.lost("a")
+    made.lost("b")
+    with pytest.raises(Violation, match="every slot's copy is there"):
+        made.resume(-1, PLACES, copies(state))
+    made.resume(0, PLACES, copies(state)[:1])
+    assert made.committed == (0, ROOT)
+
+
+def test_own_snapshots_count_where_the_slot_lives() -> None:
+    made = chronicle()
+    state = advance(made, at(0, ROOT))
+    made.lost("a")
+    made.lost("b")
+    made.resume(-1, ("c", "b"), copies(state))
+
+
+def test_a_job_that_has_trained_does_not_begin_from_nothing() -> None:
+    with pytest.raises(Violation, match="silently"):
+        chronicle().plan(2, PLACES, 0, [], fresh=True)
+
+
+def test_training_goes_on_from_what_was_committed() -> None:
+    made = chronicle()
+    state = advance(made, at(0, ROOT))
+    made.plan(2, PLACES, 1, [], fresh=False)
+    made.go(both(state), frozenset(PLACES), covered=True)
+    undone = made.update(both(at(0, ROOT)), {0: 0, 1: 0})
+    with pytest.raises(Violation, match="not a continuation"):
+        made.go(both(at(1, undone)), frozenset(PLACES), covered=True)
+    with pytest.raises(Violation, match="not part of the history"):
+        made.gate(1, undone)
+
+
+def test_a_loader_that_was_not_taken_back_is_noticed() -> None:
+    made = chronicle()
+    with pytest.raises(Violation, match="loaders at"):
+        made.go({0: at(0, ROOT, 0), 1: at(0, ROOT, 1)}, frozenset(PLACES), covered=True)
+
+
+def test_every_sample_is_used_once_in_the_surviving_history() -> None:
+    made = chronicle()
+    history = made.update(both(at(0, ROOT)), {0: 0, 1: 1})
+    made.gate(1, history)
+    with pytest.raises(Violation, match="used the samples"):
+        made.finish(1)
+
+
+def test_no_step_is_left_out() -> None:
+    made = chronicle()
+    advance(made, at(0, ROOT))
+    with pytest.raises(Violation, match="after step 1 of 2"):
+        made.finish(2)
+    jumped = made.update(both(at(5, made.committed[1])), {0: 5, 1: 5})
+    made.gate(6, jumped)
+    with pytest.raises(Violation, match="follows on"):
+        made.finish(6)
