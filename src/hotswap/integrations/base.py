@@ -55,7 +55,6 @@ class StateAdapter(Protocol):
     """
 
     name: str
-    needs_rehearsal: bool
 
     def tensors(self) -> Sequence[TensorEntry]:
         """All tensors of the state, in an order that is equal in every process with the same program."""
@@ -102,8 +101,6 @@ class StateAdapter(Protocol):
 
 class AdapterBase:
     """An adapter without tensors: what most methods are for most adapters."""
-
-    needs_rehearsal = False
 
     def __init__(self, name: str) -> None:
         """``name`` is unique among the adapters of a process."""

@@ -128,7 +128,7 @@ class Session:
         if self._in_attempt:
             raise UsageError("attempts do not nest")
         capture = self._state()
-        if not self._built and not self.rehearsing and self._must_rehearse():
+        if not self._built and not self.rehearsing and self.settings.rehearse:
             self._snapshots.remember_initial()
             for adapter in capture.adapters:
                 adapter.begin_rehearsal()
@@ -147,9 +147,6 @@ class Session:
         self._dirty, self._gate_passed, self._in_attempt = True, False, True
         self._note_context()
         return self.step
-
-    def _must_rehearse(self) -> bool:
-        return self.settings.rehearse or any(adapter.needs_rehearsal for adapter in self._state().adapters)
 
     def _exit(self, error: BaseException | None) -> bool:
         """End of an attempt; True if *error* was a peer's fault and the step is to be tried again."""

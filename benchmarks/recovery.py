@@ -1,0 +1,246 @@
+"""How long a job stands still when something dies, and whether many recoveries leave anything behind.
+
+    python benchmarks/recovery.py [--jobs 4] [--output recovery.json]
+
+Kills: random slots, as a worker or with the whole node, at random moments of the step, in the 8-worker Megatron-Core layout of
+the demonstration with hotswap's defaults, several in each job. `total` runs from the SIGKILL to the end of the first newly
+committed step; `over a plain step` is total minus the median time between commits of undisturbed steps of the same job.
+Swaps in a row: one job in which thirty workers die one after the other; memory, descriptors and threads of the processes that
+live from the first to the last of them are read from /proc all along.
+
+Times are wall-clock on whatever machine this runs on: compare ratios, and do not run anything beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from hotswap.demo.plan import FRAMEWORKS
+from hotswap.demo.report import versions
+from hotswap.demo.runner import JobSpec, run_job
+from hotswap.demo.verdict import Evidence, Recovery, first_difference, gather, recoveries
+from hotswap.session.faults import MOMENTS, Fault
+
+KILLS_PER_JOB = 6
+NODE_KILLS_PER_JOB = 2
+FIRST_STEP, STEPS_BETWEEN = 12, 5
+SWAPS_IN_A_ROW = 30
+SAMPLE_S = 0.5
+PHASES = ("detect", "fence", "plan", "rebuild", "restore", "redo", "total")
+
+
+def specification(directory: Path, faults: Sequence[Fault], spares: int, steps: int) -> JobSpec:
+    framework = FRAMEWORKS["megatron"]
+    return JobSpec(
+        directory=directory,
+        framework="megatron",
+        train=replace(framework.defaults, steps=steps, eval_every=0),
+        nodes=framework.nodes,
+        spares=spares,
+        faults=tuple(faults),
+    )
+
+
+def draw_kills(draw: random.Random, slots: int) -> list[Fault]:
+    scopes = ["node"] * NODE_KILLS_PER_JOB + ["worker"] * (KILLS_PER_JOB - NODE_KILLS_PER_JOB)
+    draw.shuffle(scopes)
+    return [
+        Fault(
+            step=FIRST_STEP + STEPS_BETWEEN * index,
+            moment=draw.choice(MOMENTS),
+            slot=draw.randrange(slots),
+            scope=scope,
+            generation=index + 1,
+        )
+        for index, scope in enumerate(scopes)
+    ]
+
+
+def run(spec: JobSpec, notice: Any = lambda _: None) -> Evidence:
+    code = run_job(spec, notice)
+    if code != 0:
+        raise SystemExit(f"a job ended with {code}; its logs are in {spec.directory}")
+    return gather(spec.directory, spec.logs / "events.jsonl", spec.fault_log, spec.train, code)
+
+
+def plain_step_ms(events: Sequence[Mapping[str, Any]]) -> float:
+    """Median time between commits that follow each other within a generation, the first of each left out."""
+    commits = [event for event in events if event["event"] == "step_committed"]
+    gaps = [
+        1000 * (later["time"] - earlier["time"])
+        for before, earlier, later in zip(commits, commits[1:], commits[2:], strict=False)
+        if before["generation"] == later["generation"]
+    ]
+    return statistics.median(gaps)
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, round(share * (len(ordered) - 1)))]
+
+
+def summary(values: Sequence[float]) -> dict[str, float]:
+    return {
+        "p50": round(percentile(values, 0.5), 1),
+        "p99": round(percentile(values, 0.99), 1),
+        "max": round(max(values), 1),
+    }
+
+
+def measure_kills(root: Path, jobs: int, seed: int, console: Console) -> dict[str, Any]:
+    steps = FIRST_STEP + STEPS_BETWEEN * KILLS_PER_JOB
+    reference = run(specification(root / "reference", (), 0, steps))
+    seen: list[tuple[Recovery, float]] = []
+    different = []
+    for index in range(jobs):
+        faults = draw_kills(random.Random(seed + index), FRAMEWORKS["megatron"].defaults.layout.slots)
+        evidence = run(specification(root / f"kills-{index}", faults, NODE_KILLS_PER_JOB, steps))
+        found = recoveries(evidence)
+        plain = plain_step_ms(evidence.events)
+        seen += [(recovery, recovery.phases_ms["total"] - plain) for recovery in found]
+        difference = first_difference(reference, evidence)
+        if difference is not None or len(found) != len(faults):
+            different.append(f"job {index}: {difference or 'a death was not answered'}")
+        console.print(
+            f"job {index + 1} of {jobs}: {len(found)} kills, {'identical' if difference is None else difference}"
+        )
+    result: dict[str, Any] = {"kills": len(seen), "different": different}
+    for scope in ("worker", "node", "all"):
+        chosen = [(r, over) for r, over in seen if scope in ("all", r.death["kind"])]
+        result[scope] = {phase: summary([r.phases_ms[phase] for r, _ in chosen]) for phase in PHASES}
+        result[scope]["over a plain step"] = summary([over for _, over in chosen])
+        result[scope]["kills"] = len(chosen)
+    result["recoveries"] = [
+        {"death": dict(r.death), "phases_ms": dict(r.phases_ms), "over_ms": round(o, 1)} for r, o in seen
+    ]
+    return result
+
+
+@dataclass(kw_only=True)
+class Sampler:
+    """Reads /proc for every process of the job's agents' groups, now and then."""
+
+    logs: Path
+    due: float = 0.0
+    samples: dict[int, list[tuple[int, int, int]]] = field(default_factory=lambda: defaultdict(list))
+    rounds: int = 0
+
+    def __call__(self, event: Mapping[str, Any]) -> None:
+        path = self.logs / "pids.json"
+        if time.monotonic() < self.due or not path.exists():
+            return
+        self.due = time.monotonic() + SAMPLE_S
+        groups = set(json.loads(path.read_text())["agents"].values())
+        self.rounds += 1
+        for name in os.listdir("/proc"):
+            if name.isdigit():
+                self._sample(int(name), groups)
+
+    def _sample(self, pid: int, groups: set[int]) -> None:
+        try:
+            if os.getpgid(pid) not in groups:
+                return
+            status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+            descriptors = len(os.listdir(f"/proc/{pid}/fd"))
+            self.samples[pid].append((int(status["RssAnon"].split()[0]), descriptors, int(status["Threads"])))
+        except (OSError, KeyError):
+            return
+
+    def survivors(self) -> list[list[tuple[int, int, int]]]:
+        """Samples of the processes that were there nearly all the time."""
+        return [samples for samples in self.samples.values() if len(samples) > 0.8 * self.rounds]
+
+
+def measure_swaps_in_a_row(root: Path) -> dict[str, Any]:
+    victims = (1, 2, 3, 5, 6, 7)
+    faults = [
+        Fault(
+            step=6 + 2 * index,
+            moment=("backward", "optimizer", "replicate")[index % 3],
+            slot=victims[index % len(victims)],
+            generation=index + 1,
+        )
+        for index in range(SWAPS_IN_A_ROW)
+    ]
+    spec = specification(root / "row", faults, 0, 6 + 2 * SWAPS_IN_A_ROW + 6)
+    sampler = Sampler(logs=spec.logs)
+    evidence = run(spec, sampler)
+    kept = sampler.survivors()
+    columns = {"anonymous memory (KiB)": 0, "descriptors": 1, "threads": 2}
+    report: dict[str, Any] = {
+        "swaps": len(recoveries(evidence)),
+        "processes": len(kept),
+        "samples_each": sampler.rounds,
+    }
+    for name, column in columns.items():
+        early, late = [], []
+        for samples in kept:
+            third = max(1, len(samples) // 3)
+            early.append(statistics.median(sample[column] for sample in samples[third // 2 : third + third // 2]))
+            late.append(statistics.median(sample[column] for sample in samples[-third:]))
+        report[name] = {"first_third": sum(early), "last_third": sum(late), "ratio": round(sum(late) / sum(early), 3)}
+    return report
+
+
+def show(result: Mapping[str, Any], console: Console) -> None:
+    kills = result["kills"]
+    table = Table(title=f"{kills['kills']} kills, ms: p50 / p99", title_justify="left")
+    table.add_column("what died")
+    table.add_column("kills", justify="right")
+    for phase in (*PHASES, "over a plain step"):
+        table.add_column(phase, justify="right")
+    for scope in ("worker", "node", "all"):
+        row = kills[scope]
+        cells = [f"{row[phase]['p50']:.0f} / {row[phase]['p99']:.0f}" for phase in (*PHASES, "over a plain step")]
+        table.add_row(scope, str(row["kills"]), *cells)
+    console.print(table)
+    for line in kills["different"]:
+        console.print(f"DIFFERENT {line}")
+    row = result["swaps_in_a_row"]
+    console.print(
+        f"{row['swaps']} swaps in a row, sum over the {row['processes']} processes that lived through all of them:"
+    )
+    for name in ("anonymous memory (KiB)", "descriptors", "threads"):
+        console.print(
+            f"  {name}: {row[name]['first_third']:.0f} -> {row[name]['last_third']:.0f} (x{row[name]['ratio']})"
+        )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=4, help=f"jobs with {KILLS_PER_JOB} kills each")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--output", type=Path, default=Path("recovery.json"))
+    args = parser.parse_args()
+    console = Console(width=160)
+    with tempfile.TemporaryDirectory(prefix="hotswap-bench-") as directory:
+        result = {
+            "command": " ".join(["python", *sys.argv]),
+            "versions": versions(),
+            "cpus": os.cpu_count(),
+            "kills": measure_kills(Path(directory), args.jobs, args.seed, console),
+            "swaps_in_a_row": measure_swaps_in_a_row(Path(directory)),
+        }
+    show(result, console)
+    args.output.write_text(json.dumps(result, indent=1) + "\n")
+    console.print(f"written to {args.output}")
+    return 1 if result["kills"]["different"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
