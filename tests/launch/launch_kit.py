@@ -11,14 +11,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-HERE = str(Path(__file__).parent)
+HERE = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+"""Where the stand-ins are found, before whatever is on the path already."""
 DEADLINE_S = 20.0
 PROGRAM = """
 import json, sys
 import msgspec
 from hotswap import cli
-from hotswap.launch import job
+from hotswap.launch import job, processes
 from hotswap.launch.options import Options
+# Longer than a test waits: who is not ended by a signal fails it.
+processes.END_S = 60.0
 job.COORDINATOR, job.AGENT = "fake_coordinator", "fake_agent"
 # Without the parser, whose import of torch takes longer than all the rest.
 cli.COMMANDS["run"] = lambda argv: job.run(msgspec.convert(json.loads(argv[0]), Options))

@@ -76,7 +76,10 @@ def test_the_users_folder_cannot_break_a_child(module: Path, monkeypatch: pytest
 
 
 def test_what_a_leader_leaves_in_its_group_is_ended_too(module: Path) -> None:
-    text = "import subprocess; print('{\"pid\": %d}' % subprocess.Popen(['sleep', '600']).pid, flush=True)"
+    text = (
+        "import signal, subprocess; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "print('{\"pid\": %d}' % subprocess.Popen(['sleep', '600']).pid, flush=True)"
+    )
     child = run(module, text)
     worker = expect(child, "pid", module / "logs" / "child.log")
     until(lambda: child.code is not None)

@@ -242,6 +242,11 @@ def test_descendants_end_with_their_worker(spawner: Spawner, ask: Ask, tmp_path:
     bystander = spawner.spawn(ask("sleep", stdout_path=str(tmp_path / "other")), [])
     family = [int(line) for line in lines(tmp_path / "out", 4) if line != "ready"]
     assert len(family) == 3
+    # Whoever looks for orphans does so when a process ends.
+    another = spawner.spawn(ask("nothing"), [])
+    assert [exited.pid for exited in ends(spawner)] == [another]
+    spawner.spawn(ask("nothing"), [])
+    ends(spawner)
     assert not any(gone(pid) for pid in family), "nobody ends what belongs to a living worker"
     spawner.kill(worker, signal.SIGKILL)
     assert ends(spawner) == [Exited(pid=worker, status=-signal.SIGKILL)]

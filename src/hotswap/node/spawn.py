@@ -147,7 +147,9 @@ class ForkServer:
         data = json.dumps(message).encode() + b"\n"
         try:
             sent = socket.send_fds(self._sock, [data], fds)
-            self._sock.sendall(data[sent:])
+            # Sending nothing is still sending: it fails when a refusal has already closed the other end.
+            if sent < len(data):
+                self._sock.sendall(data[sent:])
         except OSError as error:
             raise PeerUnreachable(f"the fork server is gone: {error}") from None
 
