@@ -126,6 +126,7 @@ class Scenario:
             endpoint=Endpoint(host=short(node), port=1),
             generation=generation,
             places=tuple(full(name) for name in values.get("places", "").split(",") if name),
+            planned="planned" in plain,
             training="training" in plain,
             built=tuple(self._model(slot, generation) for slot in numbers(values.get("built", ""))),
             acked={int(slot): int(step) for slot, step in re.findall(r"(\d+)@(\d+)", values.get("acked", ""))},

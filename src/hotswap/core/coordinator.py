@@ -225,6 +225,7 @@ class Coordinator:
             job.recover("the coordinator restarted", now, lost)
             return
         job.started = True
+        job.trained_with = current.places
         job.enter(Phase.TRAINING, now)
         for node in job.spares():
             job.send(node, job.fence_message(node))

@@ -54,6 +54,7 @@ class Job:
         self.finished: set[Slot] = set()
         self.peers: dict[Slot, tuple[Slot, ...]] = {}
         self.plan: m.Plan | None = None
+        self.trained_with: tuple[NodeId, ...] = ()
         self.failures: Counter[tuple[Slot, Step, NodeId]] = Counter()
         self.recoveries = 0
         self.respawns: dict[Slot, int] = {}
@@ -214,8 +215,10 @@ class Job:
             if count >= FAILURES_MAX:
                 ledger.distrust(slot, step, node)
         choice = resume.choose(self.current.slots, ledger)
-        # Own snapshots include every committed step; of replicas a keeper that is still to be heard may have newer ones.
-        complete = choice is not None and all(source.kind in _FROM_MEMBERS for source in choice.sources.values())
+        # Own snapshots include every committed step, if their nodes have been members for as long as the job trained last. What
+        # a node holds that has come back to its old place may be long past, and only a keeper have what is newer.
+        stayed = self.current.places == self.trained_with
+        complete = stayed and choice is not None and all(s.kind in _FROM_MEMBERS for s in choice.sources.values())
         if (self.awaited() and not complete) or (choice is None and self.unfenced()):
             return
         choice = choice or self._without_memory(self.attempt)
@@ -285,6 +288,7 @@ class Job:
         step = self.attempt.resume_step
         self.acked = dict.fromkeys(self.current.slots, step)
         self.started = True
+        self.trained_with = self.current.places
         self.record("training_started", {"step": step})
         self.enter(Phase.REDOING, now)
         for node in self.current.places:
