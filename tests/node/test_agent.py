@@ -81,7 +81,7 @@ def test_an_end_that_no_coordinator_heard_of_is_told_to_the_next_one(
 def test_a_wrong_token_ends_the_agent_as_a_users_mistake(tmp_path: Path, monkeypatch: Patch) -> None:
     async def scenario() -> None:
         async with bench(tmp_path, monkeypatch, token="another token that is long enough") as it:
-            with pytest.raises(Exception, match="token|handshake"):
+            with pytest.raises(Exception, match=r"token|handshake"):
                 await it.register()
             assert await it.running == 2
 

@@ -319,14 +319,14 @@ def test_nothing_outlives_the_server(own: RunningServer, ask: Ask, tmp_path: Pat
     else:
         assert own.process.wait(DEADLINE_S) == 0
         assert all(gone(pid) for pid in family)
-        assert not Path(own.path).exists()
+        assert not Path(own.path).parent.exists()
 
 
 def test_the_server_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     program = (
         "import json, os, signal, subprocess, sys\n"
         "server = subprocess.Popen([sys.executable, '-m', 'hotswap.node.forkserver'], stdin=subprocess.PIPE)\n"
-        f"settings = {{'socket': {str(tmp_path / 'fork.sock')!r}, 'token': 't', 'preload': []}}\n"
+        f"settings = {{'socket': {str(tmp_path / 'private' / 'fork.sock')!r}, 'token': 't', 'preload': []}}\n"
         "server.stdin.write(json.dumps(settings).encode() + b'\\n'); server.stdin.flush()\n"
         "print(server.pid, flush=True); signal.pause()\n"
     )
@@ -336,7 +336,7 @@ def test_the_server_ends_with_the_process_that_started_it(tmp_path: Path) -> Non
         assert json.loads(starter.stdout.readline()) == {"ready": True}
         starter.kill()
     until(lambda: gone(pid))
-    assert not (tmp_path / "fork.sock").exists()
+    assert not (tmp_path / "private").exists()
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ class EventLog:
             if not go_on and path.exists() and path.stat().st_size:
                 path.rename(_free_name(path))
             self._file = append_privately(path)
+            self._end_line()
         except OSError as error:
             log.warning("there will be no event log: %s", error)
 
@@ -36,6 +37,13 @@ class EventLog:
             for line in file:
                 with contextlib.suppress(ValueError):
                     yield dict(json.loads(line))
+
+    def _end_line(self) -> None:
+        """A crash may have cut the last line off."""
+        assert self._file is not None
+        with self._path.open("rb") as file:
+            if file.seek(0, os.SEEK_END) and file.seek(-1, os.SEEK_END) >= 0 and file.read(1) != b"\n":
+                os.write(self._file.fileno(), b"\n")
 
     def write(self, event: str, fields: Mapping[str, Any]) -> None:
         """Append one event, in one write, so that readers see whole lines."""
