@@ -66,16 +66,16 @@ class Job:
         make_private_directory(self.directory)
         if self.options.console is not None:
             self._follower = Follower(self.directory, self.options.console, self.options.nproc_per_node)
-        self._private = Path(tempfile.mkdtemp(prefix="hotswap-private-"))
-        self._cleanup.callback(shutil.rmtree, self._private, ignore_errors=True)
         self._waker = Waker(self.options.signals)
         self._cleanup.callback(self._waker.close)
-        self._cleanup.callback(self._end_all)
         return self
 
     def __exit__(self, *_: object) -> None:
         """End everything that is left."""
-        self._cleanup.close()
+        try:
+            self._end_all()
+        finally:
+            self._cleanup.close()
 
     def _end_all(self) -> None:
         others = [child for child in (self._coordinator, self._fork_server) if child is not None]
@@ -107,7 +107,10 @@ class Job:
             return "", ""
         if FORK_SERVER in os.environ:
             return os.environ[FORK_SERVER], os.environ.get(FORK_SERVER_TOKEN, "")
-        path, log, token = str(self._private / "fork.sock"), self.directory / "fork-server.log", secrets.token_hex(32)
+        # Made and removed by the server, which notices the end of a killed launcher; by us if the server is killed.
+        private = Path(tempfile.gettempdir()) / f"hotswap-{secrets.token_hex(8)}"
+        self._cleanup.callback(shutil.rmtree, private, ignore_errors=True)
+        path, log, token = str(private / "fork.sock"), self.directory / "fork-server.log", secrets.token_hex(32)
         if self._fork_server is None:
             self._fork_server = start_fork_server()
         self._fork_server.tell(

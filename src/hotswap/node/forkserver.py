@@ -49,10 +49,12 @@ class Server:
     """The poll loop."""
 
     def __init__(self, path: str, token: str) -> None:
-        """Listen at *path*, for the same user only."""
+        """Listen at *path*, for the same user only. Its folder is made, and removed with it, unless it is there."""
         self._token = token
         self._path = Path(path)
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._owns_folder = not self._path.parent.exists()
+        if self._owns_folder:
+            self._path.parent.mkdir(mode=0o700)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         mask = os.umask(0o177)
         try:
@@ -95,6 +97,8 @@ class Server:
         self._listener.close()
         with contextlib.suppress(OSError):
             self._path.unlink()
+            if self._owns_folder:
+                self._path.parent.rmdir()
         for client in list(self._clients.values()):
             self._drop(client)
         # Each death can hand up grandchildren, so this is over when nobody is left, not when all known ones are.
