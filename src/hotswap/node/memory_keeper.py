@@ -136,13 +136,13 @@ class MemoryKeeper:
     def _replicate(self, section: SectionId) -> None:
         push = (section.owner, section.step, section.generation)
         self._pushing.add(push)
-        task = self._start(self._push_until_acked(section))
+        # The holder of now: when the task begins, this generation may be over and its holders forgotten.
+        task = self._start(self._push_until_acked(section, self._holders.get(section.owner)))
         task.add_done_callback(lambda _: self._pushing.discard(push))
 
-    async def _push_until_acked(self, section: SectionId) -> None:
+    async def _push_until_acked(self, section: SectionId, holder: NodeId | None) -> None:
         """Push until it is acknowledged or the generation ends; a long failure is reported, for it stops the gate."""
-        slot, generation = section.owner, self._generation
-        holder = self._holders.get(slot)
+        slot, generation = section.owner, section.generation
         loop = asyncio.get_running_loop()
         began, reported = loop.time(), False
         while holder is not None and generation == self._generation:
@@ -219,15 +219,16 @@ class MemoryKeeper:
         if located is not None:
             return located
         loop = asyncio.get_running_loop()
+        # The generation of now: what a thread finishes after a fence must not become valid in the next one.
         if source.kind is SourceKind.REPLICA:
-            return await loop.run_in_executor(self._threads, self._fetch, slot, source, step)
-        return await loop.run_in_executor(self._threads, self._regrant, slot, step)
+            return await loop.run_in_executor(self._threads, self._fetch, slot, source, step, self._generation)
+        return await loop.run_in_executor(self._threads, self._regrant, slot, step, self._generation)
 
-    def _fetch(self, slot: Slot, source: Source, step: Step) -> Located:
+    def _fetch(self, slot: Slot, source: Source, step: Step, generation: Generation) -> Located:
         section = SectionId(
             owner=slot,
             step=step,
-            generation=self._generation,
+            generation=generation,
             shared_nbytes=source.shared_nbytes,
             unique_nbytes=source.unique_nbytes,
         )
@@ -255,14 +256,14 @@ class MemoryKeeper:
             raise PeerFault(f"the address of {node}, which holds slot {slot} at step {step}, is unknown")
         return self._client.fetch(endpoint, slot, step, kind, into, deadline_s=self._config.timing.phase_s)
 
-    def _regrant(self, slot: Slot, step: Step) -> Located | None:
+    def _regrant(self, slot: Slot, step: Step, generation: Generation) -> Located | None:
         """The snapshot lies in memory that has been replaced by larger one: move it to where the worker can read it."""
         try:
             with self.vault.open(slot, step, SectionKind.UNIQUE, HeldKind.OWN) as unique:
                 section = SectionId(
                     owner=slot,
                     step=step,
-                    generation=self._generation,
+                    generation=generation,
                     shared_nbytes=unique.section.shared_nbytes,
                     unique_nbytes=unique.section.unique_nbytes,
                 )

@@ -1,0 +1,335 @@
+"""Snapshots on their way through the memory of two nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agent_kit import play, settings, until
+
+from hotswap.config import Timing
+from hotswap.core.messages import Plan
+from hotswap.core.types import Endpoint, HeldKind, Source, SourceKind
+from hotswap.errors import HotswapError, PeerFault
+from hotswap.node.memory_keeper import MemoryKeeper
+from hotswap.replication.sections import SectionKind
+from hotswap.wire import worker_messages as w
+
+NOWHERE = Endpoint(host="127.0.0.1", port=1)
+
+
+@dataclass(kw_only=True)
+class Node:
+    keeper: MemoryKeeper
+    acked: list[tuple[int, int, int]] = field(default_factory=list)
+    stalled: list[str] = field(default_factory=list)
+
+    def snapshot(self, slot: int, step: int, unique: bytes, shared: bytes = b"", generation: int = 1) -> None:
+        """As a worker does it."""
+        keeper = self.keeper
+        keeper.reserve(slot, len(unique) + len(shared), 2)
+        buffer = keeper.free(slot)
+        keeper.snapshot_begin(slot, buffer)
+        keeper.buffers(slot)[buffer].view()[: len(shared) + len(unique)] = shared + unique
+        done = w.SnapshotDone(
+            generation=generation, step=step, buffer=buffer, shared_nbytes=len(shared), unique_nbytes=len(unique)
+        )
+        keeper.snapshot_done(slot, done)
+
+    def held(self, kind: HeldKind) -> set[tuple[int, int]]:
+        return {(item.slot, item.step) for item in self.keeper.inventory() if item.kind is kind}
+
+    def read(self, slot: int, buffer: int, nbytes: int) -> bytes:
+        return bytes(self.keeper.buffers(slot)[buffer].view()[:nbytes])
+
+
+def plan(step: int = 0, *, holders: dict[int, str], push: tuple[int, ...] = (), **sources: Source) -> Plan:
+    return Plan(generation=1, resume_step=step, sources={}, holders=holders, push=push)
+
+
+@asynccontextmanager
+async def nodes(directory: Path, budget_s: float = 5.0) -> AsyncIterator[tuple[Node, Node]]:
+    """Two nodes in generation 1; each keeps the replica of the other one's slot."""
+    made: dict[str, Node] = {}
+
+    def make(name: str) -> None:
+        def on_acked(slot: int, generation: int, step: int, free: int) -> None:
+            made[name].acked.append((slot, generation, step))
+
+        def on_stalled(slot: int, generation: int, detail: str) -> None:
+            made[name].stalled.append(detail)
+
+        config = settings(directory, node=name, timing=Timing(detection_budget_s=budget_s))
+        keeper = MemoryKeeper(config, f"{name}#1", on_acked, on_stalled, lambda *_: None)
+        made[name] = Node(keeper=keeper)
+        keeper.start()
+
+    make("a")
+    make("b")
+    try:
+        for node in made.values():
+            node.keeper.endpoints = {f"{name}#1": other.keeper.endpoint for name, other in made.items()}
+            node.keeper.fence(1)
+            node.keeper.adopt_plan(plan(holders={0: "b#1", 1: "a#1"}), [])
+        yield made["a"], made["b"]
+    finally:
+        for node in made.values():
+            node.keeper.close()
+
+
+def test_a_snapshot_reaches_its_holder_and_is_acknowledged(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with nodes(tmp_path) as (a, b):
+            a.snapshot(0, 3, b"unique", shared=b"shared")
+            await until(lambda: a.acked == [(0, 1, 3)])
+            assert b.held(HeldKind.REPLICA) == {(0, 3)} and a.held(HeldKind.OWN) == {(0, 3)}
+            assert a.keeper.all_acked(3, [0]) and not a.keeper.all_acked(4, [0])
+            with b.keeper.vault.open(0, 3, SectionKind.UNIQUE) as lease:
+                assert bytes(lease.view) == b"unique"
+
+    play(scenario())
+
+
+def test_without_a_holder_the_own_copy_suffices(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with nodes(tmp_path) as (a, _):
+            a.keeper.adopt_plan(plan(holders={}), [0])
+            a.snapshot(0, 1, b"x")
+            await until(lambda: a.acked == [(0, 1, 1)])
+
+    play(scenario())
+
+
+def test_a_push_of_an_ended_generation_is_never_acknowledged_in_the_next_one(tmp_path: Path) -> None:
+    """Between the snapshot and the first step of its push there may be a fence."""
+
+    async def scenario() -> None:
+        async with nodes(tmp_path) as (a, b):
+            a.snapshot(0, 1, b"x")
+            for node in (a, b):
+                node.keeper.fence(2)
+            await asyncio.sleep(0.2)
+            assert a.acked == [] and a.keeper.acked == {}
+
+    play(scenario())
+
+
+def test_a_snapshot_of_an_ended_generation_does_not_count(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with nodes(tmp_path) as (a, _):
+            a.keeper.fence(2)
+            a.snapshot(0, 1, b"x", generation=1)
+            assert a.held(HeldKind.OWN) == set()
+
+    play(scenario())
+
+
+def test_a_holder_that_cannot_be_reached_is_reported_once_after_the_budget(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with nodes(tmp_path, budget_s=0.5) as (a, b):
+            a.keeper.endpoints = {"b#1": NOWHERE}
+            a.snapshot(0, 1, b"x")
+            await asyncio.sleep(0.3)
+            assert a.stalled == []
+            await until(lambda: a.stalled)
+            await asyncio.sleep(0.2)
+            assert len(a.stalled) == 1 and "slot 0 at step 1 to b#1" in a.stalled[0]
+            # Whoever reports does not give up.
+            a.keeper.endpoints = {"b#1": b.keeper.endpoint}
+            await until(lambda: a.acked == [(0, 1, 1)])
+
+    play(scenario())
+
+
+def test_after_a_restore_only_what_the_holder_lacks_is_pushed(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with nodes(tmp_path) as (a, b):
+            a.snapshot(0, 1, b"x")
+            await until(lambda: a.acked)
+            for node in (a, b):
+                node.keeper.fence(2)
+            for push, where in (((), "there"), ((0,), "pushed")):
+                made = Plan(generation=2, resume_step=1, sources={}, holders={0: "b#1"}, push=push)
+                a.keeper.adopt_plan(made, [0])
+                b.keeper.adopt_plan(made, [])
+                if where == "pushed":
+                    b.keeper.vault.forget(0, HeldKind.REPLICA)
+                a.keeper.acked.clear()
+                a.acked.clear()
+                a.keeper.ensure_replicated(0, 1, made)
+                await until(lambda: a.acked == [(0, 2, 1)])
+                assert b.held(HeldKind.REPLICA) == {(0, 1)}
+
+    play(scenario())
+
+
+def test_a_push_under_way_is_not_started_twice(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with nodes(tmp_path) as (a, _):
+            made = plan(holders={0: "b#1"}, push=(0,))
+            a.keeper.adopt_plan(made, [0])
+            a.snapshot(0, 0, b"x")
+            a.keeper.ensure_replicated(0, 0, made)
+            await until(lambda: a.acked)
+            await asyncio.sleep(0.1)
+            a.keeper.ensure_replicated(0, 0, made)
+            await asyncio.sleep(0.1)
+            assert a.acked == [(0, 1, 0)]
+
+    play(scenario())
+
+
+def test_a_plan_drops_the_undone_future_and_memory_of_others(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with nodes(tmp_path) as (a, b):
+            for step in (1, 2):
+                a.snapshot(0, step, b"x")
+                await until(lambda step=step: (0, 1, step) in a.acked)
+            assert a.held(HeldKind.OWN) == b.held(HeldKind.REPLICA) == {(0, 1), (0, 2)}
+            undo = plan(1, holders={0: "b#1"})
+            a.keeper.adopt_plan(undo, [0])
+            b.keeper.adopt_plan(undo, [])
+            assert a.held(HeldKind.OWN) == b.held(HeldKind.REPLICA) == {(0, 1)}
+            a.keeper.adopt_plan(plan(1, holders={0: "b#1"}), [])
+            assert a.held(HeldKind.OWN) == set(), "the slot is another node's now"
+            b.keeper.adopt_plan(plan(1, holders={0: "c#1"}), [])
+            assert b.held(HeldKind.REPLICA) == {(0, 1)}, "somebody may have to restore from it"
+            b.keeper.forget_moved_replicas()
+            assert b.held(HeldKind.REPLICA) == set()
+
+    play(scenario())
+
+
+# --- locate ------------------------------------------------------------------------------------------------------------
+
+
+def replica(unique_from: str, unique: int, shared_from: str = "", shared_slot: int = -1, shared: int = 0) -> Source:
+    return Source(
+        kind=SourceKind.REPLICA,
+        unique_from=unique_from,
+        unique_nbytes=unique,
+        shared_from=shared_from,
+        shared_slot=shared_slot,
+        shared_nbytes=shared,
+    )
+
+
+def test_own_state_is_where_it_was_written(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with nodes(tmp_path) as (a, _):
+            a.snapshot(0, 1, b"unique", shared=b"shared")
+            for kind in (SourceKind.LIVE, SourceKind.OWN):
+                located = await a.keeper.locate(0, Source(kind=kind), 1)
+                assert located is not None
+                assert a.read(0, located.buffer, 12) == b"sharedunique"
+            for kind in (SourceKind.FRESH, SourceKind.CHECKPOINT):
+                assert await a.keeper.locate(0, Source(kind=kind), 1) is None
+            assert await a.keeper.locate(0, Source(kind=SourceKind.LIVE), 7) is None
+
+    play(scenario())
+
+
+def test_own_state_in_memory_that_was_replaced_is_moved(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with nodes(tmp_path) as (a, _):
+            a.snapshot(0, 1, b"unique", shared=b"shared")
+            a.keeper.reserve(0, 10_000, 2)
+            located = await a.keeper.locate(0, Source(kind=SourceKind.OWN), 1)
+            assert located is not None
+            assert a.read(0, located.buffer, 12) == b"sharedunique"
+            assert a.keeper.buffers(0)[located.buffer].nbytes >= 10_000
+
+    play(scenario())
+
+
+def test_lost_state_comes_from_the_holder_and_a_peer(tmp_path: Path) -> None:
+    """Slot 0 was on a node that is gone; b holds its unique part, slot 1 on b has the same shared part."""
+
+    async def scenario() -> None:
+        async with nodes(tmp_path) as (a, b):
+            a.snapshot(0, 4, b"unique", shared=b"shared")
+            await until(lambda: a.acked)
+            b.snapshot(1, 4, b"other!", shared=b"shared")
+            a.keeper.vault.forget(0, HeldKind.OWN)
+            located = await a.keeper.locate(0, replica("b#1", 6, "b#1", 1, 6), 4)
+            assert located is not None
+            assert a.read(0, located.buffer, 12) == b"sharedunique"
+            assert a.held(HeldKind.OWN) == {(0, 4)}
+
+    play(scenario())
+
+
+def test_lost_state_whose_replica_is_on_this_node_needs_no_network(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with nodes(tmp_path) as (a, b):
+            a.snapshot(0, 4, b"unique")
+            await until(lambda: a.acked)
+            b.keeper.endpoints = {}
+            located = await b.keeper.locate(0, replica("b#1", 6), 4)
+            assert located is not None and b.read(0, located.buffer, 6) == b"unique"
+
+    play(scenario())
+
+
+@pytest.mark.parametrize("why", ["unknown address", "nobody there", "not held"])
+def test_a_fetch_that_fails_leaves_nothing_half_done(tmp_path: Path, why: str) -> None:
+    async def scenario() -> None:
+        async with nodes(tmp_path) as (a, b):
+            a.keeper.endpoints = {} if why == "unknown address" else {"b#1": NOWHERE}
+            if why == "not held":
+                a.keeper.endpoints = {"b#1": b.keeper.endpoint}
+            with pytest.raises(PeerFault if why != "not held" else HotswapError):
+                await asyncio.wait_for(a.keeper.locate(0, replica("b#1", 6), 4), 60)
+            assert a.held(HeldKind.OWN) == set()
+            a.snapshot(0, 5, b"next")
+            assert a.held(HeldKind.OWN) == {(0, 5)}
+
+    play(scenario())
+
+
+def test_what_a_thread_finishes_after_a_fence_is_void(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with nodes(tmp_path) as (a, b):
+            a.snapshot(0, 4, b"unique")
+            await until(lambda: a.acked)
+            a.keeper.vault.forget(0, HeldKind.OWN)
+            begun, go_on = threading.Event(), threading.Event()
+            real = MemoryKeeper._take
+
+            def slow(self: MemoryKeeper, *args: Any) -> Any:
+                begun.set()
+                assert go_on.wait(10)
+                return real(self, *args)
+
+            monkeypatch.setattr(MemoryKeeper, "_take", slow)
+            fetching = asyncio.create_task(a.keeper.locate(0, replica("b#1", 6), 4))
+            await until(begun.is_set)
+            a.keeper.fence(2)
+            go_on.set()
+            with pytest.raises(HotswapError):
+                await fetching
+            assert a.held(HeldKind.OWN) == set()
+
+    play(scenario())
+
+
+def test_nothing_is_left_when_it_is_closed(tmp_path: Path) -> None:
+    def traces() -> tuple[int, int]:
+        return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+    async def scenario() -> None:
+        before = traces()
+        async with nodes(tmp_path) as (a, _):
+            for step in range(20):
+                a.snapshot(0, step, b"x" * 1000)
+                await until(lambda step=step: (0, 1, step) in a.acked)
+        await until(lambda: traces() <= before)
+
+    play(scenario())
