@@ -1,0 +1,53 @@
+"""A slot's owner and all holders of its replica are lost together: the durable checkpoint, or a clear end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+from e2e_harness import FSDP2, MEGATRON, Cell, Job, Outcome, Program, assert_clean, assert_identical
+
+from hotswap.errors import EXIT_REQUEUE
+
+pytestmark = pytest.mark.e2e
+Start = Callable[[Cell], AbstractContextManager[Job]]
+INTERVAL = 10
+
+
+def _lose_both_nodes(job: Job) -> None:
+    job.kill_node("node0")
+    job.kill_node("node1")
+
+
+@pytest.mark.parametrize(
+    ("program", "steps"), [(FSDP2, 60), (MEGATRON, 30)], ids=lambda value: getattr(value, "name", "")
+)
+def test_the_job_goes_on_from_the_durable_checkpoint(
+    program: Program, steps: int, start: Start, reference_of: Callable[[Cell], Outcome], tmp_path: Path
+) -> None:
+    durable = ("--checkpoint-dir", str(tmp_path / "durable"), "--checkpoint-interval", str(INTERVAL))
+    cell = Cell(program=program, spares=2, steps=steps, run_arguments=durable)
+    with start(cell) as job:
+        written = job.wait_for("checkpoint_written")["step"]
+        job.wait_for("step_committed")
+        _lose_both_nodes(job)
+        outcome = job.finish()
+    assert_clean(outcome)
+    assert_identical(outcome, reference_of(cell))
+    (restored,) = outcome.named("restored_from_checkpoint")
+    assert restored["step"] >= written and restored["step"] % INTERVAL == 0
+    assert set(outcome.named("recovery_planned")[-1]["sources"].values()) == {"checkpoint"}
+
+
+def test_without_a_checkpoint_the_job_ends_and_says_why(start: Start) -> None:
+    cell = Cell(program=FSDP2, spares=2, steps=60)
+    with start(cell) as job:
+        job.wait_for("step_committed", step=5)
+        _lose_both_nodes(job)
+        outcome = job.finish()
+    assert_clean(outcome)
+    assert outcome.exit_code == EXIT_REQUEUE
+    (stopped,) = outcome.named("job_stopped")
+    assert "owner" in stopped["reason"] and "--checkpoint-dir" in stopped["reason"]
