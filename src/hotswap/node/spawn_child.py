@@ -98,8 +98,9 @@ def _settle_libraries() -> None:
     if "torch" in sys.modules:
         with contextlib.suppress(ValueError, RuntimeError):
             sys.modules["torch"].set_num_threads(int(os.environ.get(NUMBER_OF_THREADS, "1")))
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()
+    # Imported by numpy itself on first use, and then it draws its own seed.
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
 
 
 def main() -> None:
