@@ -33,8 +33,8 @@ def interrupt() -> None:
 def farewell(path: str) -> None:
     """Exit handlers run after non-daemon threads; what was printed without a line's end is written."""
     atexit.register(lambda: Path(path).write_text("goodbye"))
-    threading.Timer(0.05, print, ["from a thread"]).start()
     sys.stdout.write("no line end")
+    threading.Timer(0.05, print, [" from a thread"], {"end": " without one either"}).start()
 
 
 def describe() -> None:

@@ -174,7 +174,7 @@ def test_threads_exit_handlers_and_buffers_are_finished(spawner: Spawner, ask: A
     spawner.spawn(ask("farewell", str(tmp_path / "goodbye")), [])
     assert ends(spawner)[0].status == 0
     assert (tmp_path / "goodbye").read_text() == "goodbye"
-    assert (tmp_path / "out").read_text() == "no line endfrom a thread\n"
+    assert (tmp_path / "out").read_text() == "no line end from a thread without one either"
 
 
 def test_the_process_has_the_callers_identity_and_nothing_else(spawner: Spawner, ask: Ask, tmp_path: Path) -> None:
