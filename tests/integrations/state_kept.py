@@ -69,7 +69,9 @@ def fsdp_contexts(program: Any) -> list[Any]:
 
 
 def fsdp_groups(program: Any) -> list[Any]:
-    return [group for state in fsdp_states(program) for group in state._fsdp_param_groups]
+    from hotswap.integrations.fsdp import _param_groups
+
+    return [group for state in fsdp_states(program) for group in _param_groups(state)]
 
 
 def fsdp_params(program: Any) -> list[Any]:
