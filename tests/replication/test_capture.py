@@ -216,7 +216,8 @@ def test_the_sections_lengths_do_not_depend_on_the_values() -> None:
 
 def test_growing_objects_get_a_larger_header() -> None:
     class Log:
-        lines: list[str] = []
+        def __init__(self) -> None:
+            self.lines: list[str] = []
 
         def state_dict(self) -> dict[str, Any]:
             return {"lines": list(self.lines)}
