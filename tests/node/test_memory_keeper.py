@@ -296,7 +296,7 @@ def test_a_fetch_that_fails_leaves_nothing_half_done(tmp_path: Path, why: str) -
 
 def test_what_a_thread_finishes_after_a_fence_is_void(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
-        async with nodes(tmp_path) as (a, b):
+        async with nodes(tmp_path) as (a, _):
             a.snapshot(0, 4, b"unique")
             await until(lambda: a.acked)
             a.keeper.vault.forget(0, HeldKind.OWN)
