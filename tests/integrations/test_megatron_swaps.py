@@ -23,8 +23,6 @@ SEVERAL = [
     "options",
     [
         {"bf16": True, "overlap": True},
-        {"bf16": True},
-        {"overlap": True},
         {},
         {"bf16": True, "distributed": False},
         {"distributed": False, "overlap": True},
@@ -37,10 +35,11 @@ SEVERAL = [
 def test_every_state_after_swaps_is_that_of_the_undisturbed_run(
     megatron_fleet: Template, options: dict[str, Any]
 ) -> None:
-    results = megatron_fleet.run("swaps", WORLD, program="megatron", failures=SEVERAL, steps=3, options=options)
-    require_identical(results, SEVERAL)
-    require_shared_is_shared(results)
     sharded = options.get("distributed", True)
+    failures = [failure for failure in SEVERAL if sharded or failure["at"] != "scatter"]
+    results = megatron_fleet.run("swaps", WORLD, program="megatron", failures=failures, steps=3, options=options)
+    require_identical(results, failures)
+    require_shared_is_shared(results)
     assert all((r["shared_nbytes"] == 0) is sharded for r in results)
 
 
@@ -62,9 +61,7 @@ def test_every_slot_has_a_shape_of_its_own(megatron_fleet: Template) -> None:
     ("at", "nth", "options"),
     [
         ("forward", 6, {"overlap": True}),
-        ("backward", 7, {"overlap": True}),
         ("reduce", 1, {"overlap": True}),
-        ("reduced", 1, {}),
         ("forward", 6, {"recompute": True}),
     ],
 )
@@ -98,7 +95,7 @@ def test_a_reduction_in_flight_must_not_be_kept(megatron_fleet: Template) -> Non
 
 @pytest.mark.parametrize(
     "options",
-    [{"bf16": True, "overlap": True}, {"bf16": True, "distributed": False}, {}, {"vpp": 2}, {"fp16": True}],
+    [{"bf16": True, "overlap": True}, {"bf16": True, "distributed": False}, {"vpp": 2}],
     ids=lambda options: "-".join(options) or "fp32",
 )
 def test_training_is_bit_for_bit_that_of_ordinary_megatron(megatron_fleet: Template, options: dict[str, Any]) -> None:
@@ -107,7 +104,7 @@ def test_training_is_bit_for_bit_that_of_ordinary_megatron(megatron_fleet: Templ
     assert megatron_fleet.run("captured", WORLD, program="megatron", steps=2, options=options) == ordinary
 
 
-@pytest.mark.parametrize("options", [{"bf16": True}, {"bf16": True, "distributed": False}, {}], ids=str)
+@pytest.mark.parametrize("options", [{"bf16": True}, {"distributed": False}], ids=str)
 def test_a_first_start_makes_the_replicas_equal(megatron_fleet: Template, options: dict[str, Any]) -> None:
     results = megatron_fleet.run("started", WORLD, program="megatron", options=options)
     for left in (0, 1, 4, 5):  # ranks are tensor + 2 data + 4 pipeline
