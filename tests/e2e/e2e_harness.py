@@ -22,8 +22,8 @@ from hotswap.demo.samples import planned_ids
 from hotswap.session.faults import FAULT_LOG, FAULTS, Fault
 
 POLL_S = 0.005
-GONE_S = 3.0
-"""How long the last processes of a job that was killed from outside may take to be reaped."""
+GONE_S = 10.0
+"""How long the last processes of a job may take to be gone: agents wait up to 5 s for the ends of their workers."""
 MARK = "HOTSWAP_E2E_JOB"
 SCRIPTS = Path(hotswap.__file__).parent / "demo"
 Event = Mapping[str, Any]
