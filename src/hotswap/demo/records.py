@@ -32,9 +32,12 @@ class RecordingSession(Protocol):
     """What the recorder needs of a session."""
 
     slot: int
-    step: int
     generation: int
     rehearsing: bool
+
+    @property
+    def step(self) -> int:
+        """Updates done."""
 
     def digests(self) -> dict[str, str]:
         """SHA-256 by part of the state."""

@@ -280,7 +280,9 @@ class Agent:
         if plan.generation != self.generation or self.plan is not None:
             return
         self.plan = plan
-        self.memory.adopt_plan(plan, self.workers if self.active else ())
+        # By place, not by living workers: one that crashes just now leaves its snapshots to its successor.
+        assert self._fence is not None, "a plan comes after its fence"
+        self.memory.adopt_plan(plan, self._wanted_slots(self._fence) if self.active else ())
         if self.active:
             for worker in self.workers.values():
                 self._spawn_task(self._load(worker, plan))
@@ -444,6 +446,14 @@ class Agent:
 
     def _respawn_spare(self, worker: WorkerProcess) -> None:
         """A spare that keeps failing stays a warm spare: its workers are started when it is promoted."""
+        self.control.send(
+            m.WorkerLost(
+                slot=worker.slot,
+                generation=worker.fenced,
+                status=worker.status if worker.status is not None else 1,
+                detail=worker.describe_end(),
+            )
+        )
         self._spare_respawns += 1
         if self._spare_respawns <= RESPAWNS_OF_A_SPARE_MAX:
             self._start_worker(worker.slot)

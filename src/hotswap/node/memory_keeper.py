@@ -215,13 +215,14 @@ class MemoryKeeper:
         """Bring the state of *step* into the memory granted to *slot*; None when its worker needs none of it."""
         if source.kind in (SourceKind.FRESH, SourceKind.CHECKPOINT):
             return None
+        loop = asyncio.get_running_loop()
+        # The generation of now: what a thread finishes after a fence must not become valid in the next one.
+        # A replica is planned although there may be an own copy when that one has failed before.
+        if source.kind is SourceKind.REPLICA:
+            return await loop.run_in_executor(self._threads, self._fetch, slot, source, step, self._generation)
         located = self.vault.find(slot, step)
         if located is not None:
             return located
-        loop = asyncio.get_running_loop()
-        # The generation of now: what a thread finishes after a fence must not become valid in the next one.
-        if source.kind is SourceKind.REPLICA:
-            return await loop.run_in_executor(self._threads, self._fetch, slot, source, step, self._generation)
         return await loop.run_in_executor(self._threads, self._regrant, slot, step, self._generation)
 
     def _fetch(self, slot: Slot, source: Source, step: Step, generation: Generation) -> Located:

@@ -28,11 +28,16 @@ class PlainSession(Session):
             dist.init_process_group("gloo")
         self.slot = dist.get_rank()
         self.world_size = dist.get_world_size()
-        self.step = 0
+        self._step = 0
         self.generation = 0
         self.rehearsing = False
         self._capture = None
         self._in_attempt = False
+
+    @property
+    def step(self) -> int:
+        """Updates done so far."""
+        return self._step
 
     def protect(
         self,
@@ -61,7 +66,7 @@ class PlainSession(Session):
             raise UsageError("attempts do not nest")
         self._in_attempt = True
         try:
-            yield self.step
+            yield self._step
         finally:
             self._in_attempt = False
-        self.step += 1
+        self._step += 1

@@ -49,7 +49,7 @@ class Session:
         self.settings = settings
         self.slot: Slot = settings.slot
         self.world_size = settings.world_size
-        self.step: Step = 0
+        self._step: Step = 0
         self.generation: Generation = 0
         self.rehearsing = False
         self._link = WorkerLink(socket.socket(fileno=settings.link_fd), worker_codec())
@@ -118,6 +118,26 @@ class Session:
             raise UsageError("call session.protect(model=..., optimizer=...) before the first attempt")
         return self._capture
 
+    @property
+    def step(self) -> Step:
+        """Updates done so far, the number of the next step.
+
+        Between attempts this waits until the worker is part of a generation that trains: only then is it known where
+        training stands. So a loop over ``session.step`` also ends for a worker that joins after the last step.
+        """
+        if self._capture is not None and not (self._running or self._in_attempt or self._wants_rehearsal()):
+            self._join()
+        return self._step
+
+    def _wants_rehearsal(self) -> bool:
+        return self.settings.rehearse and not self._built
+
+    def _join(self) -> None:
+        """Become part of a generation that trains, for the first time or again."""
+        if not self._built:
+            self._report_built(rehearsed=False)
+        self._recover()
+
     # --- attempts --------------------------------------------------------------------------------------------------
 
     def attempt(self) -> Attempt:
@@ -128,25 +148,23 @@ class Session:
         if self._in_attempt:
             raise UsageError("attempts do not nest")
         capture = self._state()
-        if not self._built and not self.rehearsing and self.settings.rehearse:
+        if self._wants_rehearsal():
             self._snapshots.remember_initial()
             for adapter in capture.adapters:
                 adapter.begin_rehearsal()
             self.rehearsing = self._in_attempt = True
             self._note_context()
-            return self.step
-        if not self._built:
-            self._report_built(rehearsed=False)
+            return self._step
         if not self._running:
-            self._recover()
+            self._join()
         if self._torn:
             raise UsageError(
-                f"the attempt of step {self.step} failed in this script after its update had begun: there is no state to try it "
+                f"the attempt of step {self._step} failed in this script after its update had begun: there is no state to try it "
                 "again from; let the exception end the script"
             )
         self._dirty, self._gate_passed, self._in_attempt = True, False, True
         self._note_context()
-        return self.step
+        return self._step
 
     def _exit(self, error: BaseException | None) -> bool:
         """End of an attempt; True if *error* was a peer's fault and the step is to be tried again."""
@@ -204,7 +222,7 @@ class Session:
         """Passing proves that the state this step starts from is restorable on every slot (see docs/protocol.md)."""
         if self._gate_passed:
             return
-        self._snapshots.wait_acked(self.generation, self.step)
+        self._snapshots.wait_acked(self.generation, self._step)
         self._groups.gate()
         self._mailbox.require(self.generation)
         self._gate_passed = True
@@ -213,13 +231,13 @@ class Session:
         """The script's part of the step is done: snapshot it and count it."""
         self._groups.check()
         self._pass_gate()
-        following = self.step + 1
+        following = self._step + 1
         written = self._snapshots.write(self.generation, following)
         # A snapshot becomes valid, or an abort begins: never both. What an aborted collective left is no state.
         with self._mailbox.lock:
             self._mailbox.require(self.generation)
             self._snapshots.announce(written, durable=self._durable(following))
-            self.step = following
+            self._step = following
             self._dirty = self._torn = False
         faults.fault_point("replicate")
         if following == self._total_steps:
@@ -231,9 +249,9 @@ class Session:
 
     def _finish_last(self) -> None:
         """Stay until the last step is restorable everywhere; after that no failure can take it back."""
-        while self.step == self._total_steps:
+        while self._step == self._total_steps:
             try:
-                self._snapshots.wait_acked(self.generation, self.step)
+                self._snapshots.wait_acked(self.generation, self._step)
                 self._groups.gate()
                 return
             except Exception as error:
@@ -290,7 +308,7 @@ class Session:
                 raise PeerFault(self._mailbox.gone)
         self._parked_for = told
         self._link.send(
-            w.Parked(generation=told, step=self.step, dirty=self._dirty, torn=self._torn, groups=self._groups.counts())
+            w.Parked(generation=told, step=self._step, dirty=self._dirty, torn=self._torn, groups=self._groups.counts())
         )
 
     def _apply(self, load: w.Load) -> None:
@@ -308,7 +326,7 @@ class Session:
         self._groups.connect(load.generation, AgentRendezvous(self._link, self._mailbox, load.generation), keep)
         self._link.send(w.Connected(generation=load.generation))
         self._restore(load, capture)
-        self._link.send(w.Restored(generation=load.generation, step=self.step))
+        self._link.send(w.Restored(generation=load.generation, step=self._step))
         self._mailbox.wait(load.generation, lambda: self._mailbox.go == load.generation or None)
         self._groups.retire()
 
@@ -323,7 +341,7 @@ class Session:
             if load.source is SourceKind.FRESH:
                 adapter.synchronise()
             adapter.materialise()
-        self.step = load.resume_step
+        self._step = load.resume_step
         self._torn = self._dirty = False
         if load.buffer < 0:
             written = self._snapshots.write(load.generation, load.resume_step)
@@ -367,7 +385,7 @@ class Session:
             self._abort_done.set()
 
     def _note_context(self) -> None:
-        faults.context.update(slot=self.slot, step=self.step, generation=self.generation, rehearsing=self.rehearsing)
+        faults.context.update(slot=self.slot, step=self._step, generation=self.generation, rehearsing=self.rehearsing)
 
 
 class Attempt:
