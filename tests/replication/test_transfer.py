@@ -475,7 +475,8 @@ def test_nothing_is_left_when_all_is_closed() -> None:
                 fetch(owner, holder, section(step=99), UNIQUE)
             vaults = (owner.vault, holder.vault)
         assert [vault.bytes_reserved for vault in vaults] == [0, 0]
-    eventually(lambda: resources() == before)
+    # Not equal: what an earlier test had left to the garbage collector may go meanwhile.
+    eventually(lambda: all(now <= then for now, then in zip(resources(), before, strict=True)))
 
 
 def test_a_refusal_keeps_its_reason(holder: Site) -> None:

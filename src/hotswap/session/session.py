@@ -25,7 +25,7 @@ from hotswap.comm import Groups, add_safe_points
 from hotswap.core import messages as m
 from hotswap.core.types import Generation, Slot, SourceKind, Step
 from hotswap.errors import Fenced, HotswapError, IntegrityError, PeerFault, UsageError
-from hotswap.integrations import discover
+from hotswap.integrations import discover, forget_frames
 from hotswap.replication.capture import Capture
 from hotswap.session import faults
 from hotswap.session.mailbox import AgentRendezvous, Mailbox
@@ -178,8 +178,11 @@ class Session:
             except Exception as caught:
                 if not self._is_peers_fault(caught):
                     raise
+                error = caught
         elif not isinstance(error, Exception) or not self._is_peers_fault(error):
             return False
+        # Contexts that a schedule entered by hand end now, and not at some moment of the redo.
+        forget_frames(error)
         self._running = False
         return True
 
