@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from e2e_harness import FSDP2, MEGATRON_BF16, SCRIPTS, Cell, Job, Outcome, Runner, assert_identical, assert_recovered
+from e2e_harness import FSDP2, SCRIPTS, Cell, Outcome, Runner, assert_identical, assert_recovered
 
 from hotswap.errors import EXIT_REQUEUE
 from hotswap.session.faults import Fault
@@ -18,7 +17,6 @@ pytestmark = pytest.mark.e2e
 HERE = Path(__file__).parent
 NODE = (Fault(step=3, moment="backward", slot=0, scope="node"),)
 WORKER_IN_UPDATE = (Fault(step=3, moment="optimizer", slot=0),)
-NODE_AFTER_UPDATE = (Fault(step=3, moment="replicate", slot=0, scope="node"),)
 THEN_THE_OTHER = (*NODE, Fault(step=3, moment="backward", slot=2, scope="node", generation=2))
 Reference = Callable[[Cell], Outcome]
 
@@ -52,30 +50,6 @@ def test_wrong_state_is_seen(
     assert any(outcome.final[slot][differing] != final[slot][differing] for slot in final)
 
 
-def test_leftovers_of_the_framework_are_seen(
-    start: Callable[[Cell], AbstractContextManager[Job]], reference_of: Reference
-) -> None:
-    cell = Cell(program=MEGATRON_BF16, faults=NODE, deadline_s=20)
-    with pytest.raises(AssertionError), start(in_workers(cell, "reset")) as job:
-        assert_identical(job.finish(), reference_of(cell))
-
-
-def test_an_unchecked_gate_loses_the_job(run: Runner, reference_of: Reference) -> None:
-    cell = Cell(program=FSDP2, faults=NODE_AFTER_UPDATE)
-    slow = in_agents(cell, "slow_replicas")
-    assert_identical(run(slow), reference_of(cell))
-    outcome = run(in_workers(slow, "gate"))
-    assert outcome.exit_code == EXIT_REQUEUE, outcome.story
-
-
 def test_a_forgotten_replication_loses_the_job(run: Runner) -> None:
     outcome = run(in_agents(Cell(program=FSDP2, spares=2, faults=THEN_THE_OTHER), "replication_again"))
     assert outcome.exit_code == EXIT_REQUEUE, outcome.story
-
-
-def test_survivors_that_nobody_wakes_are_seen(run: Runner) -> None:
-    cell = Cell(program=MEGATRON_BF16, faults=(Fault(step=3, moment="backward", slot=0),))
-    outcome = run(in_workers(cell, "abort"))
-    # Their agents have to replace them: workers are lost that nobody killed.
-    with pytest.raises(AssertionError):
-        assert_recovered(outcome)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -20,33 +19,12 @@ def random_states() -> None:
     RandomAdapter.load_objects = _nothing  # type: ignore[method-assign]
 
 
-def reset() -> None:
-    """Handles and counters that an interrupted attempt has left in the framework stay."""
-    from hotswap.integrations.megatron import MegatronAdapter
-
-    MegatronAdapter.reset = _nothing  # type: ignore[method-assign]
-
-
 def undo() -> None:
     """Survivors that have begun to update stay as they are."""
     from hotswap.session.snapshots import Snapshots
 
     read = Snapshots.read
     Snapshots.read = lambda self, load, *, heavy: read(self, load, heavy=False)  # type: ignore[method-assign]
-
-
-def gate() -> None:
-    """Workers update without knowing whether the state before is in two places everywhere."""
-    from hotswap.session.session import Session
-
-    Session._pass_gate = _nothing  # type: ignore[method-assign]
-
-
-def abort() -> None:
-    """Nobody shuts the connections of a generation that has ended, nor wakes who waits on them."""
-    from hotswap.comm.groups import Groups
-
-    Groups._shut = lambda self, links, keys: frozenset()  # type: ignore[assignment, method-assign]
 
 
 def one_bit() -> None:
@@ -79,22 +57,5 @@ def replication_again() -> None:
     )
 
 
-def slow_replicas() -> None:
-    """No break, but what makes a broken gate show: replicas arrive long after the next steps could have been done."""
-    from hotswap.node.memory_keeper import MemoryKeeper
-
-    push = MemoryKeeper._push
-
-    def slowly(self: MemoryKeeper, *args: Any) -> None:
-        time.sleep(1.0)
-        push(self, *args)
-
-    MemoryKeeper._push = slowly  # type: ignore[method-assign]
-
-
-IN_WORKERS: dict[str, Callable[[], None]] = {
-    function.__name__: function for function in (random_states, reset, undo, gate, abort, one_bit)
-}
-IN_AGENTS: dict[str, Callable[[], None]] = {
-    function.__name__: function for function in (replication_again, slow_replicas)
-}
+IN_WORKERS: dict[str, Callable[[], None]] = {function.__name__: function for function in (random_states, undo, one_bit)}
+IN_AGENTS: dict[str, Callable[[], None]] = {function.__name__: function for function in (replication_again,)}
