@@ -96,7 +96,6 @@ class AgentConfig:
     log_dir: str
     fork_server: str | None = None
     fork_server_token: str = field(default="", repr=False)
-    preload: tuple[str, ...] = ("torch",)
     timing: Timing = field(default_factory=Timing)
     spare_positions: int = 1
     transfer_streams: int = 2

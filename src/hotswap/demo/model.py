@@ -8,6 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from hotswap.demo.loader import Microbatch
+
 
 @dataclass(frozen=True, kw_only=True)
 class GPTConfig:
@@ -63,3 +65,12 @@ class GPT(nn.Module):
         for block in self.blocks:
             x = block(x)
         return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), labels.flatten())
+
+
+def evaluate(model: GPT, batches: list[Microbatch]) -> float:
+    """Loss on held-out text, without dropout."""
+    model.eval()
+    with torch.no_grad():
+        losses = [float(model(batch.tokens, batch.labels)) for batch in batches]
+    model.train()
+    return sum(losses) / len(losses)

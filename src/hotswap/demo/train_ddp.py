@@ -6,21 +6,12 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import hotswap
-from hotswap.demo.loader import ExactlyOnceLoader, Microbatch
-from hotswap.demo.model import GPT, GPTConfig
+from hotswap.demo.loader import ExactlyOnceLoader
+from hotswap.demo.model import GPT, GPTConfig, evaluate
 from hotswap.demo.moments import place_in_torch
 from hotswap.demo.options import parse_train_options
 from hotswap.demo.records import Recorder
 from hotswap.demo.seeding import seed_everything
-
-
-def evaluate(model: GPT, batches: list[Microbatch]) -> float:
-    """Loss on held-out text, without dropout."""
-    model.eval()
-    with torch.no_grad():
-        losses = [float(model(batch.tokens, batch.labels)) for batch in batches]
-    model.train()
-    return sum(losses) / len(losses)
 
 
 def main() -> None:

@@ -7,8 +7,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import hotswap
-from hotswap.demo.loader import ExactlyOnceLoader, Microbatch
-from hotswap.demo.model import GPT, GPTConfig
+from hotswap.demo.loader import ExactlyOnceLoader
+from hotswap.demo.model import GPT, GPTConfig, evaluate
 from hotswap.demo.moments import place_in_torch
 from hotswap.demo.options import TrainOptions, parse_train_options
 from hotswap.demo.records import Recorder
@@ -24,15 +24,6 @@ def build(options: TrainOptions, slots: int) -> tuple[GPT, torch.optim.Optimizer
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, foreach=True)
     return model, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, options.lr_scale)
-
-
-def evaluate(model: GPT, batches: list[Microbatch]) -> float:
-    """Loss on held-out text, without dropout."""
-    model.eval()
-    with torch.no_grad():
-        losses = [float(model(batch.tokens, batch.labels)) for batch in batches]
-    model.train()
-    return sum(losses) / len(losses)
 
 
 def main() -> None:
