@@ -536,9 +536,11 @@ def test_a_spare_whose_workers_keep_dying_stays_without_them(tmp_path: Path, mon
         async with bench(tmp_path, monkeypatch) as it:
             await spare(it, (0, 1))
             for attempt in range(4):
-                it.spawner.end(await it.worker(attempt), 1)
+                worker = await it.worker(attempt)
+                it.spawner.end(worker, 1)
+                lost = await it.hear(m.WorkerLost)
+                assert (lost.slot, lost.status) == (worker.slot, 1), "the coordinator must not count on it"
             await until(lambda: not it.agent.workers)
-            await it.silent(m.WorkerLost)
             assert len(it.spawner.workers) == 4
             it.fence(2, ("a#1", "c#1"), lost=(0,))
             assert (await it.worker(4)).slot == 0, "promoted, it starts them all the same"
