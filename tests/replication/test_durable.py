@@ -5,9 +5,11 @@ import json
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -154,29 +156,30 @@ def test_a_step_can_be_written_again(snapshots: list[Snapshot], tmp_path: Path) 
     assert [p.name for p in durable_index.step_directory(tmp_path, 1).iterdir() if p.is_dir()] == ["slot-0000"]
 
 
-@pytest.fixture
+@contextmanager
 def full_disk() -> Iterator[None]:
-    """Files end after 20 kB (the process gets EFBIG, which takes the same way as ENOSPC)."""
-    import signal
+    """Files end after 3 kB (the process gets EFBIG, which takes the same way as ENOSPC).
 
+    No longer than the write under test: the limit also holds for the file that this process prints its progress to.
+    """
     old_signal = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     old = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (3_000, old[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, old)
-    signal.signal(signal.SIGXFSZ, old_signal)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+        signal.signal(signal.SIGXFSZ, old_signal)
 
 
-def test_a_full_disk_leaves_older_checkpoints_alone(
-    snapshots: list[Snapshot], tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_a_full_disk_leaves_older_checkpoints_alone(snapshots: list[Snapshot], tmp_path: Path) -> None:
     write(snapshots[1], tmp_path, 1)
     durable_index.commit(tmp_path, 1, 1)
     fd = os.memfd_create("snapshot")
     os.write(fd, snapshots[2][0])
-    request.getfixturevalue("full_disk")
-    with pytest.raises(OSError, match=r"slot 0 at step 2 not written"):
-        durable.write(fd, len(snapshots[2][0]), *snapshots[2][1:], durable_index.slot_directory(tmp_path, 2, 0))
+    path = durable_index.slot_directory(tmp_path, 2, 0)
+    with pytest.raises(OSError, match=r"slot 0 at step 2 not written"), full_disk():
+        durable.write(fd, len(snapshots[2][0]), *snapshots[2][1:], path)
     os.close(fd)
     assert list(durable_index.step_directory(tmp_path, 2).iterdir()) == []
     assert durable_index.latest(tmp_path) == 1
