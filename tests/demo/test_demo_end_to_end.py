@@ -34,6 +34,8 @@ def demo(tmp_path: Path, *argv: str) -> Iterator[subprocess.Popen[str]]:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # A shell's background job, which this test may be part of, ignores Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 (pytest has one thread)
     )
     try:
         yield process

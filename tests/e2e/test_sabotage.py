@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from e2e_harness import FSDP2, SCRIPTS, Cell, Outcome, Runner, assert_identical, assert_recovered
+from e2e_harness import FSDP2, SCRIPTS, Cell, Job, Outcome, Runner, assert_identical, assert_recovered
 
 from hotswap.errors import EXIT_REQUEUE
 from hotswap.session.faults import Fault
@@ -18,6 +20,7 @@ HERE = Path(__file__).parent
 NODE = (Fault(step=3, moment="backward", slot=0, scope="node"),)
 WORKER_IN_UPDATE = (Fault(step=3, moment="optimizer", slot=0),)
 THEN_THE_OTHER = (*NODE, Fault(step=3, moment="backward", slot=2, scope="node", generation=2))
+Start = Callable[[Cell], AbstractContextManager[Job]]
 Reference = Callable[[Cell], Outcome]
 
 
@@ -28,7 +31,8 @@ def in_workers(cell: Cell, name: str) -> Cell:
 
 def in_agents(cell: Cell, name: str) -> Cell:
     path = os.pathsep.join(filter(None, (str(HERE / "sabotage"), os.environ.get("PYTHONPATH"))))
-    return replace(cell, environment={"PYTHONPATH": path, "HOTSWAP_E2E_BREAK_AGENTS": name})
+    environment = {**cell.environment, "PYTHONPATH": path, "HOTSWAP_E2E_BREAK_AGENTS": name}
+    return replace(cell, environment=environment)
 
 
 @pytest.mark.parametrize(
@@ -53,3 +57,38 @@ def test_wrong_state_is_seen(
 def test_a_forgotten_replication_loses_the_job(run: Runner) -> None:
     outcome = run(in_agents(Cell(program=FSDP2, spares=2, faults=THEN_THE_OTHER), "replication_again"))
     assert outcome.exit_code == EXIT_REQUEUE, outcome.story
+
+
+def test_what_a_failed_attempt_left_is_in_the_way(run: Runner, reference_of: Reference) -> None:
+    cell = Cell(program=FSDP2, faults=NODE)
+    outcome = run(in_workers(cell, "reset"))
+    with pytest.raises(AssertionError):
+        assert_identical(outcome, reference_of(cell))
+        assert_recovered(outcome)
+
+
+def test_a_survivor_that_nobody_frees_has_to_be_ended(start: Start) -> None:
+    # Among dead peers a closed connection wakes one after the other; nothing comes from a node that is only silent.
+    cell = Cell(program=FSDP2, steps=60, run_arguments=("--detection-budget-s", "4"))
+    with start(in_workers(cell, "abort")) as job:
+        job.wait_for("step_committed", step=10)
+        os.killpg(job.pids()["agents"]["node1"], signal.SIGSTOP)
+        lost = job.wait_for("worker_lost")
+        job.kill_node("node1")
+        job.finish()
+    assert lost["node"] == "node0#1"
+    assert "did not leave the old generation" in lost["detail"]
+
+
+def test_a_slow_link_costs_time_and_nothing_else(run: Runner, reference_of: Reference) -> None:
+    cell = Cell(program=FSDP2, faults=NODE)
+    outcome = run(in_agents(cell, "slow_link"))
+    assert_recovered(outcome)
+    assert_identical(outcome, reference_of(cell))
+
+
+def test_without_the_commit_gate_a_slow_link_costs_many_steps(run: Runner) -> None:
+    # Training runs away from its replicas; no buffer is free before an acknowledgement, so the last restorable step stays.
+    cell = Cell(program=FSDP2, steps=30, faults=(replace(NODE[0], step=20),))
+    outcome = run(in_workers(in_agents(cell, "slow_link"), "commit_gate"))
+    assert outcome.named("recovery_planned")[-1]["resume_step"] < 10, outcome.story

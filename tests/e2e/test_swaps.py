@@ -159,6 +159,8 @@ def test_a_silent_node_is_replaced_and_its_return_changes_nothing(start: Start, 
         outcome = job.finish()
     assert not outcome.leftovers, outcome.leftovers
     assert_identical(outcome, reference_of(cell))
+    # The survivors were freed from waiting for it, not ended.
+    assert outcome.named("worker_lost") == []
 
 
 # --- the coordinator -----------------------------------------------------------------------------------------------------

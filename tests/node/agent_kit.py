@@ -283,7 +283,7 @@ def holder(directory: Path) -> MemoryKeeper:
     def ignore(*_: object) -> None:
         pass
 
-    keeper = MemoryKeeper(settings(directory, node="b"), "b#1", ignore, ignore, ignore)
+    keeper = MemoryKeeper(settings(directory, node="b"), "b#1", ignore, ignore, ignore, ignore)
     keeper.start()
     return keeper
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import threading
 from collections.abc import AsyncIterator
@@ -67,7 +68,7 @@ async def nodes(directory: Path, budget_s: float = 5.0) -> AsyncIterator[tuple[N
             made[name].stalled.append(detail)
 
         config = settings(directory, node=name, timing=Timing(detection_budget_s=budget_s))
-        keeper = MemoryKeeper(config, f"{name}#1", on_acked, on_stalled, lambda *_: None)
+        keeper = MemoryKeeper(config, f"{name}#1", on_acked, on_stalled, lambda *_: None, lambda _: None)
         made[name] = Node(keeper=keeper)
         keeper.start()
 
@@ -333,3 +334,27 @@ def test_nothing_is_left_when_it_is_closed(tmp_path: Path) -> None:
         await until(lambda: traces() <= before)
 
     play(scenario())
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_checkpoint_is_announced_once_it_counts(fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    happened: list[object] = []
+
+    def commit(directory: Path, step: int, slots: int) -> None:
+        happened.append(("commit", directory, step, slots))
+        if fails:
+            raise OSError(errno.ENOSPC, "no space left")
+
+    async def scenario() -> None:
+        config = settings(tmp_path, node="a", checkpoint_dir=str(tmp_path / "durable"))
+        ignore = lambda *_: None  # noqa: E731
+        keeper = MemoryKeeper(config, "a#1", ignore, ignore, ignore, happened.append)
+        keeper.start()
+        keeper.commit_checkpoint(7, 2)
+        while keeper._tasks:
+            await asyncio.wait(keeper._tasks)
+        keeper.close()
+
+    monkeypatch.setattr("hotswap.node.memory_keeper.durable_index.commit", commit)
+    asyncio.run(scenario())
+    assert happened == [("commit", tmp_path / "durable", 7, 2), *([] if fails else [7])]

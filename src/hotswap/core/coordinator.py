@@ -34,12 +34,13 @@ _KINDS: dict[type, Kind] = {
     m.WorkerFinished: Kind.FINISHED,
     m.RestoreFailed: Kind.RESTORE_FAILED,
     m.CheckpointShard: Kind.SHARD_DURABLE,
+    m.CheckpointCommitted: Kind.CHECKPOINT_COMMITTED,
     NodeGone: Kind.GONE,
     Tick: Kind.TICK,
     StopAsked: Kind.STOP_ASKED,
 }
 
-_NEVER_STALE = frozenset({Kind.REGISTERED, Kind.BUILT, Kind.LOST, Kind.SHARD_DURABLE})
+_NEVER_STALE = frozenset({Kind.REGISTERED, Kind.BUILT, Kind.LOST, Kind.SHARD_DURABLE, Kind.CHECKPOINT_COMMITTED})
 """A death stays a death, a model once built stays built, and what is on storage stays there."""
 _OF_A_RECOVERY = frozenset({Kind.FENCED, Kind.CONNECTED, Kind.READY, Kind.RESTORE_FAILED})
 _OF_A_MEMBER = frozenset({Kind.CONNECTED, Kind.READY, Kind.RESTORE_FAILED, Kind.FINISHED, Kind.TROUBLE})
@@ -73,6 +74,7 @@ class Coordinator:
             Kind.FINISHED: self._on_finished,
             Kind.RESTORE_FAILED: self._on_restore_failed,
             Kind.SHARD_DURABLE: self._on_shard,
+            Kind.CHECKPOINT_COMMITTED: self._on_checkpoint_committed,
         }
 
     @property
@@ -423,7 +425,9 @@ class Coordinator:
         job = self.job
         if message.slot in job.current.slots_of(node) and job.shards.add(message.step, message.slot, job.current.slots):
             job.send(node, m.CommitCheckpoint(step=message.step, slots=len(job.current.slots)))
-            job.record("checkpoint_written", {"step": message.step})
+
+    def _on_checkpoint_committed(self, node: NodeId, message: m.CheckpointCommitted, now: float) -> None:
+        self.job.record("checkpoint_written", {"step": message.step})
 
     # --- time ------------------------------------------------------------------------------------------------------
 

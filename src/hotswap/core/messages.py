@@ -132,6 +132,13 @@ class CheckpointShard:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CheckpointCommitted:
+    """The durable checkpoint of *step* counts: its manifest is on storage, and it outlives all nodes."""
+
+    step: Step
+
+
+@dataclass(frozen=True, kw_only=True)
 class KvSet:
     """Publish a value in the rendezvous of a generation."""
 
@@ -160,6 +167,7 @@ FromAgent = Union[
     WorkerFinished,
     RestoreFailed,
     CheckpointShard,
+    CheckpointCommitted,
 ]
 RendezvousMessage = Union[KvSet, KvGet]
 

@@ -43,7 +43,9 @@ class Agent:
         self.training = False
         self.plan: m.Plan | None = None
         self.workers: dict[Slot, WorkerProcess] = {}
-        self.memory = MemoryKeeper(config, node, self._replicated, self._replication_stalled, self._durable)
+        self.memory = MemoryKeeper(
+            config, node, self._replicated, self._replication_stalled, self._durable, self._checkpoint_committed
+        )
         self.pool = WorkerPool(config, self._on_worker_message, self._on_worker_end, self._fail)
         self.control = ControlChannel(config, self._register, self._on_coordinator_message)
         self.rendezvous = RendezvousRelay(self.control.send, self._give)
@@ -422,6 +424,9 @@ class Agent:
 
     def _durable(self, slot: Slot, step: Step) -> None:
         self.control.send(m.CheckpointShard(slot=slot, step=step))
+
+    def _checkpoint_committed(self, step: Step) -> None:
+        self.control.send(m.CheckpointCommitted(step=step))
 
     def _on_worker_end(self, worker: WorkerProcess) -> None:
         """The process has ended and everything it said has been heard."""

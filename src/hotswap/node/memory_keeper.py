@@ -42,6 +42,7 @@ class MemoryKeeper:
         on_acked: Callable[[Slot, Generation, Step, int], None],
         on_stalled: Callable[[Slot, Generation, str], None],
         on_durable: Callable[[Slot, Step], None],
+        on_committed: Callable[[Step], None],
     ) -> None:
         """*on_acked*: slot, generation, step and the next free buffer, when a snapshot is complete in both places."""
         self._config = config
@@ -49,6 +50,7 @@ class MemoryKeeper:
         self._on_acked = on_acked
         self._on_stalled = on_stalled
         self._on_durable = on_durable
+        self._on_committed = on_committed
         self.vault = Vault(where=f"in the memory of {node}")
         self.acked: dict[Slot, Step] = {}
         self.endpoints: dict[NodeId, Endpoint] = {}
@@ -335,6 +337,7 @@ class MemoryKeeper:
         loop = asyncio.get_running_loop()
         try:
             await loop.run_in_executor(self._threads, durable_index.commit, directory, step, slots)
+            self._on_committed(step)
             await loop.run_in_executor(self._threads, durable_index.prune, directory, CHECKPOINTS_KEPT)
         except (OSError, HotswapError) as error:
             log.warning("durable checkpoint of step %d: %s; training goes on without it", step, error)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
+
+SLOW_PUSH_S = 0.5
 
 
 def _nothing(*_args: Any, **_kwargs: Any) -> None: ...
@@ -45,6 +49,34 @@ def one_bit() -> None:
     Session._restore = nearly  # type: ignore[method-assign]
 
 
+def abort() -> None:
+    """Nothing frees a survivor that waits for a peer which will never answer."""
+    from hotswap.comm import AbortReport, Groups
+
+    def wait(self: Groups, *, parked: threading.Event, deadline_s: float, **_: Any) -> AbortReport:
+        self._stop.set()
+        return AbortReport(aborted=frozenset(), parked=parked.wait(deadline_s), roused=0, ms=0.0)
+
+    Groups.abort = wait  # type: ignore[method-assign]
+
+
+def reset() -> None:
+    """What a failed attempt leaves in a framework stays there."""
+    from hotswap.integrations.ddp import DDPAdapter
+    from hotswap.integrations.fsdp import ShardedAdapter
+    from hotswap.integrations.megatron import MegatronAdapter
+
+    for adapter in (DDPAdapter, MegatronAdapter, ShardedAdapter):
+        adapter.reset = _nothing  # type: ignore[method-assign, assignment]
+
+
+def commit_gate() -> None:
+    """A step's update begins although the state before it is in one place only."""
+    from hotswap.session.snapshots import Snapshots
+
+    Snapshots.wait_acked = _nothing  # type: ignore[method-assign]
+
+
 # --- in agents -----------------------------------------------------------------------------------------------------------
 
 
@@ -57,5 +89,22 @@ def replication_again() -> None:
     )
 
 
-IN_WORKERS: dict[str, Callable[[], None]] = {function.__name__: function for function in (random_states, undo, one_bit)}
-IN_AGENTS: dict[str, Callable[[], None]] = {function.__name__: function for function in (replication_again,)}
+def slow_link() -> None:
+    """Each replica takes longer to its holder than a step takes."""
+    from hotswap.node.memory_keeper import MemoryKeeper
+
+    push = MemoryKeeper._push
+
+    def slowly(self: MemoryKeeper, *arguments: Any) -> Any:
+        time.sleep(SLOW_PUSH_S)
+        return push(self, *arguments)
+
+    MemoryKeeper._push = slowly  # type: ignore[method-assign]
+
+
+def _by_name(*functions: Callable[[], None]) -> dict[str, Callable[[], None]]:
+    return {function.__name__: function for function in functions}
+
+
+IN_WORKERS = _by_name(random_states, undo, one_bit, abort, reset, commit_gate)
+IN_AGENTS = _by_name(replication_again, slow_link)
