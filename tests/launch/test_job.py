@@ -178,13 +178,12 @@ def test_a_usage_error_leaves_no_trace(launch: Launch, tmp_path: Path) -> None:
 
 def test_notices_and_the_place_of_the_logs_are_said(launch: Launch) -> None:
     job = launch({}, log_dir="", notices=["a notice"])
-    until(lambda: [path for path in job.temporary.iterdir() if path.name.startswith("hotswap-logs-")])
-    logs = next(path for path in job.temporary.iterdir() if path.name.startswith("hotswap-logs-"))
+    assert job.process.stderr is not None
+    said = [job.process.stderr.readline() for _ in range(2)]
+    (logs,) = [path for path in job.temporary.iterdir() if path.name.startswith("hotswap-logs-")]
     job.process.terminate()
     job.process.wait()
-    assert job.process.stderr is not None
-    err = job.process.stderr.read()
-    assert "hotswap: a notice\n" in err and f"hotswap: logs are in {logs}/job\n" in err
+    assert said == ["hotswap: a notice\n", f"hotswap: logs are in {logs}/job\n"]
 
 
 # --- several launchers -------------------------------------------------------------------------------------------------
