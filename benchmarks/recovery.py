@@ -1,9 +1,11 @@
 """How long a job stands still when something dies, and whether many recoveries leave anything behind.
 
     python benchmarks/recovery.py [--jobs 4] [--output recovery.json]
+    python benchmarks/recovery.py --layout dp2 --layers 24 --width 2048 --bf16 --overlap ...    (on GPUs)
 
-Kills: random slots, as a worker or with the whole node, at random moments of the step, in the 8-worker Megatron-Core layout of
-the demonstration with hotswap's defaults, several in each job. `total` runs from the SIGKILL to the end of the first newly
+Kills: random slots, as a worker or with the whole node, at random moments of the step, with hotswap's defaults, several in each
+job. The layout is that of the demonstration (Megatron-Core, 8 workers) unless options say otherwise; with GPUs there has to be
+one for each slot, and a spare waits on those of the node that it replaces. `total` runs from the SIGKILL to the end of the first newly
 committed step; `over a plain step` is total minus the median time between commits of undisturbed steps of the same job.
 Swaps in a row: one job in which thirty workers die one after the other; memory, descriptors and threads of the processes that
 live from the first to the last of them are read from /proc all along.
@@ -23,47 +25,55 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from hotswap.demo.options import Layout, TrainOptions
 from hotswap.demo.plan import FRAMEWORKS
 from hotswap.demo.report import versions
 from hotswap.demo.runner import JobSpec, run_job
 from hotswap.demo.verdict import Evidence, Recovery, first_difference, gather, recoveries
-from hotswap.session.faults import MOMENTS, Fault
+from hotswap.session.faults import Fault
 
 KILLS_PER_JOB = 6
 NODE_KILLS_PER_JOB = 2
 FIRST_STEP, STEPS_BETWEEN = 12, 5
 SWAPS_IN_A_ROW = 30
 SAMPLE_S = 0.5
+SIZES = {"layers": int, "width": int, "tokens": int, "rows": int, "microbatches": int, "bf16": bool, "overlap": bool}
 PHASES = ("detect", "fence", "plan", "rebuild", "restore", "redo", "total")
 
 
-def specification(directory: Path, faults: Sequence[Fault], spares: int, steps: int) -> JobSpec:
-    framework = FRAMEWORKS["megatron"]
-    return JobSpec(
-        directory=directory,
-        framework="megatron",
-        train=replace(framework.defaults, steps=steps, eval_every=0),
-        nodes=framework.nodes,
-        spares=spares,
-        faults=tuple(faults),
-    )
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """What is trained."""
+
+    framework: str
+    train: TrainOptions
+
+    def job(self, directory: Path, faults: Sequence[Fault], spares: int, steps: int) -> JobSpec:
+        return JobSpec(
+            directory=directory,
+            framework=self.framework,
+            train=replace(self.train, steps=steps, eval_every=0),
+            nodes=FRAMEWORKS[self.framework].nodes,
+            spares=spares,
+            faults=tuple(faults),
+        )
 
 
-def draw_kills(draw: random.Random, slots: int) -> list[Fault]:
+def draw_kills(draw: random.Random, program: Program) -> list[Fault]:
     scopes = ["node"] * NODE_KILLS_PER_JOB + ["worker"] * (KILLS_PER_JOB - NODE_KILLS_PER_JOB)
     draw.shuffle(scopes)
     return [
         Fault(
             step=FIRST_STEP + STEPS_BETWEEN * index,
-            moment=draw.choice(MOMENTS),
-            slot=draw.randrange(slots),
+            moment=draw.choice(FRAMEWORKS[program.framework].moments),
+            slot=draw.randrange(program.train.layout.slots),
             scope=scope,
             generation=index + 1,
         )
@@ -102,14 +112,14 @@ def summary(values: Sequence[float]) -> dict[str, float]:
     }
 
 
-def measure_kills(root: Path, jobs: int, seed: int, console: Console) -> dict[str, Any]:
+def measure_kills(program: Program, root: Path, jobs: int, seed: int, console: Console) -> dict[str, Any]:
     steps = FIRST_STEP + STEPS_BETWEEN * KILLS_PER_JOB
-    reference = run(specification(root / "reference", (), 0, steps))
+    reference = run(program.job(root / "reference", (), 0, steps))
     seen: list[tuple[Recovery, float]] = []
     different = []
     for index in range(jobs):
-        faults = draw_kills(random.Random(seed + index), FRAMEWORKS["megatron"].defaults.layout.slots)
-        evidence = run(specification(root / f"kills-{index}", faults, NODE_KILLS_PER_JOB, steps))
+        faults = draw_kills(random.Random(seed + index), program)
+        evidence = run(program.job(root / f"kills-{index}", faults, NODE_KILLS_PER_JOB, steps))
         found = recoveries(evidence)
         plain = plain_step_ms(evidence.events)
         seen += [(recovery, recovery.phases_ms["total"] - plain) for recovery in found]
@@ -166,8 +176,10 @@ class Sampler:
         return [samples for samples in self.samples.values() if len(samples) > 0.8 * self.rounds]
 
 
-def measure_swaps_in_a_row(root: Path) -> dict[str, Any]:
-    victims = (1, 2, 3, 5, 6, 7)
+def measure_swaps_in_a_row(program: Program, root: Path) -> dict[str, Any]:
+    slots = program.train.layout.slots
+    # One slot of each half lives through all of them.
+    victims = [slot for slot in range(slots) if slot % (slots // 2)] or [1]
     faults = [
         Fault(
             step=6 + 2 * index,
@@ -177,7 +189,7 @@ def measure_swaps_in_a_row(root: Path) -> dict[str, Any]:
         )
         for index in range(SWAPS_IN_A_ROW)
     ]
-    spec = specification(root / "row", faults, 0, 6 + 2 * SWAPS_IN_A_ROW + 6)
+    spec = program.job(root / "row", faults, 0, 6 + 2 * SWAPS_IN_A_ROW + 6)
     sampler = Sampler(logs=spec.logs)
     evidence = run(spec, sampler)
     kept = sampler.survivors()
@@ -212,6 +224,8 @@ def show(result: Mapping[str, Any], console: Console) -> None:
     for line in kills["different"]:
         console.print(f"DIFFERENT {line}")
     row = result["swaps_in_a_row"]
+    if row is None:
+        return
     console.print(
         f"{row['swaps']} swaps in a row, sum over the {row['processes']} processes that lived through all of them:"
     )
@@ -226,15 +240,23 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=4, help=f"jobs with {KILLS_PER_JOB} kills each")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--output", type=Path, default=Path("recovery.json"))
+    parser.add_argument("--no-row", action="store_true", help="leave the swaps in a row out")
+    parser.add_argument("--framework", choices=list(FRAMEWORKS), default="megatron")
+    parser.add_argument("--layout", type=Layout.parse)
+    for name, kind in SIZES.items():
+        parser.add_argument(f"--{name}", **({"action": "store_true"} if kind is bool else {"type": kind}))
     args = parser.parse_args()
+    changes = {name: getattr(args, name) for name in ("layout", *SIZES) if getattr(args, name)}
+    program = Program(framework=args.framework, train=replace(FRAMEWORKS[args.framework].defaults, **changes))
     console = Console(width=160)
     with tempfile.TemporaryDirectory(prefix="hotswap-bench-") as directory:
         result = {
             "command": " ".join(["python", *sys.argv]),
             "versions": versions(),
             "cpus": os.cpu_count(),
-            "kills": measure_kills(Path(directory), args.jobs, args.seed, console),
-            "swaps_in_a_row": measure_swaps_in_a_row(Path(directory)),
+            "train": {item.name: str(getattr(program.train, item.name)) for item in fields(program.train)},
+            "kills": measure_kills(program, Path(directory), args.jobs, args.seed, console),
+            "swaps_in_a_row": None if args.no_row else measure_swaps_in_a_row(program, Path(directory)),
         }
     show(result, console)
     args.output.write_text(json.dumps(result, indent=1) + "\n")

@@ -78,6 +78,7 @@ class AgentConfig:
     ``incarnation`` makes each start of an agent a new node: within a job, a name with its number is never used again.
     ``entry`` is the training command: a script path and its arguments, or ``-m module`` and its arguments.
     ``spare_positions``: for how many active nodes' places a spare keeps built workers.
+    ``gpus``: those of the whole machine, if it is made into several nodes; empty: a worker sees what its node sees.
     """
 
     job_id: str
@@ -93,6 +94,7 @@ class AgentConfig:
     nodes_active: int
     entry: tuple[str, ...]
     env: dict[str, str] = field(default_factory=dict)
+    gpus: tuple[str, ...] = ()
     log_dir: str
     fork_server: str | None = None
     fork_server_token: str = field(default="", repr=False)

@@ -108,12 +108,23 @@ class KeyValues:
 class SlotProcess:
     """What the function that runs in a forked slot gets."""
 
-    def __init__(self, slot: int, world_size: int, path: str, *, spare: bool, timeout_s: float) -> None:
+    def __init__(
+        self, slot: int, world_size: int, path: str, *, spare: bool, timeout_s: float, on_gpu: bool = False
+    ) -> None:
         self.slot = slot
+        self.device = torch.device("cuda", slot) if on_gpu else torch.device("cpu")
         self.world_size = world_size
         self.spare = spare
         self.values = KeyValues(path)
-        self.groups = Groups(slot=slot, world_size=world_size, timeout_s=timeout_s, connect_timeout_s=10.0)
+        if on_gpu:
+            torch.cuda.set_device(self.device)
+        self.groups = Groups(
+            slot=slot,
+            world_size=world_size,
+            timeout_s=timeout_s,
+            connect_timeout_s=10.0,
+            device=self.device if on_gpu else None,
+        )
 
     def barrier(self, name: str) -> None:
         self.values.set(f"barrier/{name}/{self.slot}", b"")
@@ -162,7 +173,11 @@ class Watch(threading.Thread):
 class Fleet:
     """Forks, watches and reaps."""
 
-    def __init__(self, world_size: int, *, deadline_s: float = 30.0, timeout_s: float = 20.0) -> None:
+    def __init__(
+        self, world_size: int, *, deadline_s: float = 30.0, timeout_s: float = 20.0, on_gpu: bool = False
+    ) -> None:
+        """*on_gpu*: each slot has the GPU of its number; a spare shares that of the slot it stands by for."""
+        self.on_gpu = on_gpu
         self.world_size = world_size
         self.deadline_s = deadline_s
         self.timeout_s = timeout_s
@@ -250,7 +265,7 @@ class Fleet:
 
     def _child(self, main: Callable[[SlotProcess], Any], slot: int, path: str, writing: int, spare: bool) -> None:
         torch.set_num_threads(1)
-        process = SlotProcess(slot, self.world_size, path, spare=spare, timeout_s=self.timeout_s)
+        process = SlotProcess(slot, self.world_size, path, spare=spare, timeout_s=self.timeout_s, on_gpu=self.on_gpu)
         try:
             process.groups.install()
             result = main(process)

@@ -69,12 +69,12 @@ def test_an_unrouted_backend_is_noticed_by_the_plug() -> None:
         group = dist.group.WORLD
         assert group is not None
         used = group._get_backend(torch.device("cpu"))
-        ignoring.put([(group, used)])
+        ignoring.put([(group, {"cpu": used})])
         # The same value once more: c10d keeps the first backend, as a torch that can not swap would do always.
         ignoring._next_value -= 1
         other = dist.new_group([0])._get_backend(torch.device("cpu"))
         with pytest.raises(UsageError, match="did not route"):
-            ignoring.put([(group, other)])
+            ignoring.put([(group, {"cpu": other})])
         return True
 
     assert Fleet(1).run(main)[0]

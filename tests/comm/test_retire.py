@@ -78,7 +78,7 @@ def test_without_release_the_swaps_are_counted_and_refused_when_used_up() -> Non
         done = 0
         with pytest.raises(UsageError, match="used up; restart"):
             for fake in fakes:
-                plug.put([(group, fake)])
+                plug.put([(group, {"cpu": fake})])
                 done += 1
         dist.all_reduce(torch.ones(1))
         return [before, done, plug.swaps_left()]

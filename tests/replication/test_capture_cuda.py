@@ -79,7 +79,8 @@ def test_an_asynchronous_snapshot_is_of_the_moment_it_was_begun() -> None:
         program.capture.fence()
         program.step()
         program.step()
-        program.capture.wait()
+        assert program.capture.copied is not None
+        program.capture.copied.synchronize()
         program.capture.read(memory, *sections, slot=0, step=1, heavy=True)
         assert program.capture.digest() == digest
 

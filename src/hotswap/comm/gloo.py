@@ -31,9 +31,10 @@ Members = frozenset[Slot]
 class GlooLink:
     """One formed gloo group."""
 
-    def __init__(self, spec: GroupSpec, backend: Any, store: Store) -> None:
+    def __init__(self, spec: GroupSpec, backend: Any, store: Store, devices: Sequence[str]) -> None:
         """*store* is kept, for C++ would call into a dead object otherwise."""
         self._spec = spec
+        self._devices = devices
         self._backend = backend
         self._store = store
         self.socket_ids: frozenset[SocketId] = frozenset()
@@ -45,9 +46,9 @@ class GlooLink:
         return self._spec
 
     @property
-    def backend(self) -> Any:
-        """The c10d backend."""
-        return self._backend
+    def backends(self) -> Mapping[str, Any]:
+        """The c10d backend, for every kind of tensor it knows."""
+        return dict.fromkeys(self._devices, self._backend)
 
     def issued(self) -> int:
         """Operations started, collectives and point-to-point alike."""
@@ -61,8 +62,12 @@ class GlooLink:
 class GlooAdapter:
     """Forms gloo groups without a TCPStore and without asking a name server."""
 
-    def __init__(self, *, host: str, timeout_s: float) -> None:
-        """*host* is this machine's numeric address; *timeout_s* is how long an operation may take."""
+    def __init__(self, *, host: str, timeout_s: float, devices: Sequence[str]) -> None:
+        """*host* is this machine's numeric address; *timeout_s* is how long an operation may take.
+
+        *devices* are the types of device whose tensors the groups are for.
+        """
+        self._devices = tuple(devices)
         self._host = host
         self._timeout = datetime.timedelta(seconds=timeout_s)
         self._alone = self._new_device()
@@ -71,7 +76,8 @@ class GlooAdapter:
     def form_alone(self, spec: GroupSpec) -> GlooLink:
         """Form a group of which this slot is the only member."""
         store = _OwnStore()
-        return GlooLink(spec, ProcessGroupGloo(store, 0, 1, self._options(self._alone, self._timeout)), store)
+        backend = ProcessGroupGloo(store, 0, 1, self._options(self._alone, self._timeout))
+        return GlooLink(spec, backend, store, self._devices)
 
     def form(self, specs: Sequence[GroupSpec], meeting: Meeting) -> Mapping[str, Link]:
         """Form all groups at once, each in its own thread, since every constructor waits for its peers."""
@@ -87,7 +93,7 @@ class GlooAdapter:
                 options = self._options(devices[frozenset(spec.members)], connect_timeout)
                 backend = ProcessGroupGloo(store, spec.rank, len(spec.members), options)
                 backend._set_default_timeout(self._timeout)
-                return GlooLink(spec, backend, store)
+                return GlooLink(spec, backend, store, self._devices)
 
             formation = Formation(form_one, shared)
             try:
@@ -106,6 +112,9 @@ class GlooAdapter:
             link.touched = True
             for socket_id in link.socket_ids:
                 sockets.shut_for_reading(socket_id)
+
+    def settle(self, links: Iterable[Link]) -> None:
+        """Nothing runs on a device."""
 
     def retire(self, links: list[Link]) -> None:
         """Drop the backends; their destructors join gloo's threads and close its descriptors, without the GIL."""

@@ -20,14 +20,16 @@ from hotswap.comm import p2p
 from hotswap.comm.gloo import GlooAdapter
 from hotswap.comm.meeting import DeadlineMeeting
 from hotswap.comm.plug import Plug
-from hotswap.comm.port import AbortReport, ConnectReport, GroupSpec, Link, Rendezvous
+from hotswap.comm.port import AbortReport, Adapter, ConnectReport, GroupSpec, Link, Rendezvous
 from hotswap.comm.rouse import rouse
+from hotswap.comm.transports import Transports
 from hotswap.core.keep import GroupState
 from hotswap.core.types import Generation, Slot
 from hotswap.errors import Fenced, PeerUnreachable, UsageError
 
 BACKEND_NAME = "hotswap"
-DEVICES = ("cpu", "cuda")
+DEVICES = ("cuda", "cpu")
+"""Types of device whose collectives go through hotswap; a group's default backend is that of the first."""
 CONTROL_KEY = "hotswap.control"
 """Key of the private group of all slots that the gate uses."""
 CONNECT_TIMEOUT_S = 60.0
@@ -60,9 +62,11 @@ class Groups:
         timeout_s: float = 600.0,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         allow_release: bool = True,
+        device: torch.device | None = None,
     ) -> None:
         """*host* is the numeric address at which the other slots reach this one; *timeout_s* bounds each operation.
 
+        *device* is this process' GPU: its tensors travel by NCCL, those in host memory by gloo. None: all by gloo.
         *allow_release* = False makes every swap use a new backend type value (see ``plug``).
         """
         if not 0 <= slot < world_size:
@@ -73,13 +77,14 @@ class Groups:
         self._host = host
         self._timeout_s = timeout_s
         self._connect_timeout_s = connect_timeout_s
-        self._plug = Plug(DEVICES, allow_release=allow_release)
+        self._device = device
+        self._plug = Plug(DEVICES, backends_max=1 if device is None else 2, allow_release=allow_release)
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._created: list[Any] = []
         self._links: dict[str, Link] = {}
         self._old: list[Link] = []
-        self._adapter: GlooAdapter | None = None
+        self._adapter: Adapter | None = None
         self._generation: Generation | None = None
         self._gate_tensor = torch.zeros(1)
         self._no_store: Store = _NoStore()  # c10d keeps the C++ half only
@@ -96,12 +101,22 @@ class Groups:
             dist.Backend.register_backend(BACKEND_NAME, _create_detached, extended_api=True, devices=list(DEVICES))
         _installed[:] = [self]
         p2p.install()
-        self._adapter = GlooAdapter(host=self._host, timeout_s=self._timeout_s)
+        gloo = GlooAdapter(
+            host=self._host, timeout_s=self._timeout_s, devices=DEVICES if self._device is None else ("cpu",)
+        )
+        self._adapter = gloo if self._device is None else Transports([self._nccl(self._device), gloo])
         timeout = datetime.timedelta(seconds=self._timeout_s)
         dist.init_process_group(
             BACKEND_NAME, store=self._no_store, rank=self._slot, world_size=self._world_size, timeout=timeout
         )
         self._self_test()
+
+    def _nccl(self, device: torch.device) -> Adapter:
+        if not dist.is_nccl_available():
+            raise UsageError(f"this torch build has no NCCL, which tensors on {device} need; hide the GPUs to use gloo")
+        from hotswap.comm.nccl import NcclAdapter  # its names are missing in torch builds without NCCL
+
+        return NcclAdapter(device=device, timeout_s=self._timeout_s)
 
     def swaps_left(self) -> int | None:
         """How many more times backends can be replaced in this process; None is unlimited."""
@@ -117,9 +132,10 @@ class Groups:
     def _self_test(self) -> None:
         """Show on the world group that operations reach a backend that was plugged in."""
         group = dist.group.WORLD
-        assert group is not None and self._adapter is not None
-        link = self._adapter.form_alone(GroupSpec(key="self-test", members=(self._slot,), rank=0))
-        self._plug.put([(group, link.backend)])
+        assert group is not None
+        gloo = GlooAdapter(host=self._host, timeout_s=self._timeout_s, devices=DEVICES)
+        link = gloo.form_alone(GroupSpec(key="self-test", members=(self._slot,), rank=0))
+        self._plug.put([(group, link.backends)])
         dist.all_reduce(torch.ones(1))
         reached = link.issued()
         self._plug.put([(group, _detached(group.rank(), group.size()))])
@@ -128,8 +144,7 @@ class Groups:
             raise UsageError(
                 f"with torch {torch.__version__} a replaced backend does not take effect; use a torch version that hotswap's tests cover"
             )
-        self._old.append(link)
-        self.retire()
+        gloo.retire([link])
 
     # ---- the life of a generation -------------------------------------------------------------------------------
 
@@ -155,6 +170,7 @@ class Groups:
             rendezvous, generation=generation, slot=self._slot, timeout_s=self._connect_timeout_s, stop=self._stop
         )
         meeting.check()
+        self._adapter.settle(self._old)
         formed = self._adapter.form([spec for spec in specs if spec.key not in kept], meeting)
         self._adopt(formed, recorded)
         self._generation = generation
@@ -173,7 +189,7 @@ class Groups:
         if link is None:
             return
         try:
-            work = link.backend.allreduce([self._gate_tensor])
+            work = link.backends["cpu"].allreduce([self._gate_tensor])
             work.wait()
         except RuntimeError as error:
             self.check()
@@ -262,7 +278,7 @@ class Groups:
 
     def _adopt(self, formed: Any, recorded: Sequence[_Recorded]) -> None:
         replaced = [item for item in recorded if item.spec.key in formed]
-        self._plug.put([(item.group, formed[item.spec.key].backend) for item in replaced])
+        self._plug.put([(item.group, formed[item.spec.key].backends) for item in replaced])
         for item in replaced:
             p2p.forget(item.group)
         with self._lock:
@@ -295,12 +311,16 @@ _installed: list[Groups] = []
 def _create_detached(options: Any, backend_options: Any) -> Any:
     """Record a new group; c10d calls this for each."""
     _installed[0]._created.append(options)
-    return _detached(options.group_rank, options.group_size)
+    return _detached_backend(options.group_rank, options.group_size)
 
 
-def _detached(rank: int, size: int) -> Any:
+def _detached_backend(rank: int, size: int) -> Any:
     fake: Any = FakeProcessGroup  # torch's type stub lacks the options
     return fake._create_internal(rank, size, fake.Options())
+
+
+def _detached(rank: int, size: int) -> dict[str, Any]:
+    return dict.fromkeys(DEVICES, _detached_backend(rank, size))
 
 
 def _spec_of(options: Any) -> GroupSpec:

@@ -22,6 +22,7 @@ class DeadlineMeeting:
         self._slot = slot
         self._deadline = time.monotonic() + timeout_s
         self._stop = stop
+        self._patience_s: float | None = None
         self._lock = threading.Lock()
         self._values: dict[tuple[str, Slot], _Pending] = {}
 
@@ -32,6 +33,8 @@ class DeadlineMeeting:
 
     def remaining_s(self) -> float:
         """Seconds until the deadline, never negative."""
+        if self._patience_s is not None:
+            return self._patience_s
         return max(0.0, self._deadline - time.monotonic())
 
     def check(self) -> None:
@@ -57,6 +60,23 @@ class DeadlineMeeting:
         if pending.error is not None:
             raise pending.error
         return pending.value
+
+    def post(self, key: str, value: bytes) -> None:
+        """Publish a value under a key of which it does not matter who sets it."""
+        self._rendezvous.set(f"g{self._generation}/{key}", value)
+
+    def read(self, key: str) -> bytes:
+        """What somebody has posted."""
+        self.check()
+        return self._rendezvous.get(f"g{self._generation}/{key}", self.remaining_s())
+
+    def later(self, timeout_s: float) -> DeadlineMeeting:
+        """The same, with a deadline *timeout_s* after the begin of each wait."""
+        meeting = DeadlineMeeting(
+            self._rendezvous, generation=self._generation, slot=self._slot, timeout_s=timeout_s, stop=self._stop
+        )
+        meeting._patience_s = timeout_s
+        return meeting
 
     def _fetch(self, topic: str, slot: Slot, pending: _Pending) -> None:
         try:

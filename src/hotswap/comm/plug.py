@@ -7,7 +7,7 @@ ways around that:
   c10d offers it in C++ only; it is called through pybind11's own protocol for handing out a C++ pointer, which checks
   the type and the ABI. Nothing of an old backend stays referenced and the number of swaps is unlimited.
 * *fresh value*: every swap registers under a ``BackendType`` value that nobody used. The enumeration is a byte, so this
-  ends after about 220 swaps, and the group keeps its old backends (and their threads and descriptors) alive.
+  ends after about 220 swaps, or half as many with two backends to a group, and the group keeps its old backends (and their threads and descriptors) alive.
 
 The first is used when its self-test passes, else the second.
 """
@@ -15,7 +15,7 @@ The first is used when its self-test passes, else the second.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,8 +32,9 @@ _RELEASE_SYMBOL = "_ZN4c10d12ProcessGroup17release_resourcesEv"
 class Plug:
     """Puts backends into process groups."""
 
-    def __init__(self, devices: Sequence[str], *, allow_release: bool = True) -> None:
-        """*devices* are the device types whose collectives are routed to the plugged backend."""
+    def __init__(self, devices: Sequence[str], *, backends_max: int = 1, allow_release: bool = True) -> None:
+        """*devices* are the device types whose collectives are routed, to one of at most *backends_max* backends."""
+        self._backends_max = backends_max
         self._devices = [torch.device(name) for name in devices]
         self._release = _release_function() if allow_release else None
         self._next_value = FIRST_FRESH_VALUE
@@ -45,38 +46,44 @@ class Plug:
 
     def swaps_left(self) -> int | None:
         """How many more rounds of swaps are possible; None is unlimited."""
-        return None if self.releases else LAST_FRESH_VALUE + 1 - self._next_value
+        return None if self.releases else (LAST_FRESH_VALUE + 1 - self._next_value) // self._backends_max
 
-    def put(self, plugged: Sequence[tuple[ProcessGroup, Any]]) -> None:
-        """Put a backend into each group. No other thread may use the groups meanwhile."""
+    def put(self, plugged: Sequence[tuple[ProcessGroup, Mapping[str, Any]]]) -> None:
+        """Put backends, by device type, into each group. No other thread may use the groups meanwhile."""
         if not plugged:
             return
-        backend_type = self._next_type()
-        for group, backend in plugged:
+        backend_types = self._next_types()
+        for group, backends in plugged:
             # A group has no name of its own: c10d keeps it in the backend, and looks groups up by it.
             name, description = group.group_name, group.group_desc
             if self._release is not None:
                 self._release(group)
+            by_type: dict[int, Any] = {}
             for device in self._devices:
-                group._register_backend(device, backend_type, backend)
+                backend = backends[device.type]
+                group._register_backend(device, backend_types[by_type.setdefault(id(backend), len(by_type))], backend)
             group._set_group_name(name)
             group._set_group_desc(description)
-            if any(group._get_backend(device) is not backend for device in self._devices):
+            if any(group._get_backend(device) is not backends[device.type] for device in self._devices):
                 raise UsageError(
                     f"torch {torch.__version__} did not route group {group.group_name!r} to its new backend; "
                     "hotswap needs a torch version in which ProcessGroup._register_backend can replace one"
                 )
 
-    def _next_type(self) -> Any:
+    def _next_types(self) -> Sequence[Any]:
+        """One for each backend that a group may have; a second backend under the same type would not be looked at.
+
+        The first belongs to the group's default backend, which c10d finds under this type only.
+        """
         if self.releases:
-            return ProcessGroup.BackendType.CUSTOM
-        if self._next_value > LAST_FRESH_VALUE:
+            return (ProcessGroup.BackendType.CUSTOM, ProcessGroup.BackendType.GLOO)
+        if self._next_value + self._backends_max - 1 > LAST_FRESH_VALUE:
             raise UsageError(
-                f"the {LAST_FRESH_VALUE + 1 - FIRST_FRESH_VALUE} backend swaps that torch {torch.__version__} allows "
+                f"the {(LAST_FRESH_VALUE + 1 - FIRST_FRESH_VALUE) // self._backends_max} backend swaps that torch {torch.__version__} allows "
                 "in one process are used up; restart the workers"
             )
-        self._next_value += 1
-        return ProcessGroup.BackendType(self._next_value - 1)
+        self._next_value += self._backends_max
+        return [ProcessGroup.BackendType(self._next_value - 1 - index) for index in range(self._backends_max)]
 
 
 def _release_function() -> Callable[[Any], None] | None:

@@ -42,8 +42,8 @@ class Link(Protocol):
         """The group."""
 
     @property
-    def backend(self) -> Any:
-        """The c10d backend to plug into the group's ProcessGroup."""
+    def backends(self) -> Mapping[str, Any]:
+        """The c10d backend to plug into the group's ProcessGroup, by the type of device whose tensors it is for."""
 
     def issued(self) -> int:
         """Number of operations started since the group was formed."""
@@ -60,6 +60,9 @@ class Adapter(Protocol):
 
     def abort(self, links: Iterable[Link]) -> None:
         """Make every operation in these groups fail soon, here and at the peers. Called from another thread."""
+
+    def settle(self, links: Iterable[Link]) -> None:
+        """Wait until no operation of these groups runs on any device, ending those that do. They are not used again."""
 
     def retire(self, links: list[Link]) -> None:
         """Free what the links hold and empty the list. May block for long; called off the recovery path."""
@@ -81,8 +84,17 @@ class Meeting(Protocol):
     def lookup(self, topic: str, slot: Slot) -> bytes:
         """Another slot's value. Raises PeerUnreachable or Fenced."""
 
+    def post(self, key: str, value: bytes) -> None:
+        """Publish a value under a key of which it does not matter who sets it."""
+
+    def read(self, key: str) -> bytes:
+        """What somebody has posted. Raises PeerUnreachable or Fenced."""
+
     def check(self) -> None:
         """Raise Fenced when the generation has ended meanwhile."""
+
+    def later(self, timeout_s: float) -> Meeting:
+        """The same for what happens during the generation: the deadline is *timeout_s* after the begin of each wait."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,8 +25,9 @@ class ExactlyOnceLoader:
     A sample's id counts on from epoch to epoch, so that each id is planned for exactly one step of one rank.
     """
 
-    def __init__(self, shape: BatchShape, *, dp_rank: int, seed: int) -> None:
-        """UsageError if the text is too short for one global batch."""
+    def __init__(self, shape: BatchShape, *, dp_rank: int, seed: int, device: torch.device | str = "cpu") -> None:
+        """*device* is where the microbatches go. UsageError if the text is too short for one global batch."""
+        self._device = device
         self.shape = shape
         self.dp_rank = dp_rank
         self.seed = seed
@@ -45,14 +46,14 @@ class ExactlyOnceLoader:
         ids = planned_ids(self.shape, self.position, self.dp_rank)
         self.position += 1
         rows = self._train[torch.tensor([self._index(sample) for sample in ids])].long()
-        return [_microbatch(part) for part in torch.split(rows, self.shape.rows)], ids
+        return self._microbatches(rows), ids
 
     def held_out(self) -> list[Microbatch]:
         """Microbatches for the evaluation loss, always the same."""
         needed = self.shape.samples_per_step // self.shape.dp_size
         first = self.dp_rank * needed
         rows = torch.arange(first, first + needed) % len(self._held_out)
-        return [_microbatch(part) for part in torch.split(self._held_out[rows].long(), self.shape.rows)]
+        return self._microbatches(self._held_out[rows].long())
 
     def state_dict(self) -> dict[str, int]:
         """The number of steps given out."""
@@ -61,6 +62,9 @@ class ExactlyOnceLoader:
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Go back, or on, to that step."""
         self.position = state["position"]
+
+    def _microbatches(self, rows: torch.Tensor) -> list[Microbatch]:
+        return [_microbatch(part) for part in torch.split(rows.to(self._device), self.shape.rows)]
 
     def _index(self, sample: int) -> int:
         epoch, place = divmod(sample, len(self._train))

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import random
 
 import numpy
 import torch
+
+
+def training_device() -> torch.device:
+    """This worker's GPU, which ``hotswap.init`` has made the current one, or the CPU."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def seed_everything(seed: int) -> None:
@@ -13,3 +19,7 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
     numpy.random.seed(seed % 2**32)
     torch.manual_seed(seed)
+    if torch.cuda.is_available():
+        # Two runs can only be equal to the last bit if each kernel is.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)

@@ -11,19 +11,24 @@ from hotswap.demo.model import GPT, GPTConfig, evaluate
 from hotswap.demo.moments import place_in_torch
 from hotswap.demo.options import parse_train_options
 from hotswap.demo.records import Recorder
-from hotswap.demo.seeding import seed_everything
+from hotswap.demo.seeding import seed_everything, training_device
 
 
 def main() -> None:
     """Train, and leave the evidence that the demonstration compares."""
     options = parse_train_options()
     session = hotswap.init()
+    device = training_device()
     seed_everything(options.seed)
-    gpt = GPT(GPTConfig(tokens=options.tokens, layers=options.layers, width=options.width, dropout=options.dropout))
+    gpt = GPT(GPTConfig(tokens=options.tokens, layers=options.layers, width=options.width, dropout=options.dropout)).to(
+        device
+    )
     model = DistributedDataParallel(gpt, bucket_cap_mb=0.5)  # several buckets even for a small model
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, options.lr_scale)
-    loader = ExactlyOnceLoader(options.batch(session.world_size), dp_rank=session.slot, seed=options.seed)
+    loader = ExactlyOnceLoader(
+        options.batch(session.world_size), dp_rank=session.slot, seed=options.seed, device=device
+    )
     torch.manual_seed(options.seed + 1 + session.slot)  # equal weights, but every slot drops out its own neurons
     session.protect(model=model, optimizer=optimizer, scheduler=scheduler, loader=loader, total_steps=options.steps)
     place_in_torch(model, list(gpt.blocks), optimizer)

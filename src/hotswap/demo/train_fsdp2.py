@@ -12,13 +12,17 @@ from hotswap.demo.model import GPT, GPTConfig, evaluate
 from hotswap.demo.moments import place_in_torch
 from hotswap.demo.options import TrainOptions, parse_train_options
 from hotswap.demo.records import Recorder
-from hotswap.demo.seeding import seed_everything
+from hotswap.demo.seeding import seed_everything, training_device
 
 
-def build(options: TrainOptions, slots: int) -> tuple[GPT, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+def build(
+    options: TrainOptions, slots: int, device: torch.device
+) -> tuple[GPT, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
     """The model sharded over all slots, its optimizer and its learning-rate schedule."""
-    model = GPT(GPTConfig(tokens=options.tokens, layers=options.layers, width=options.width, dropout=options.dropout))
-    mesh = init_device_mesh("cpu", (slots,), mesh_dim_names=("dp_shard",))
+    model = GPT(
+        GPTConfig(tokens=options.tokens, layers=options.layers, width=options.width, dropout=options.dropout)
+    ).to(device)
+    mesh = init_device_mesh(device.type, (slots,), mesh_dim_names=("dp_shard",))
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
@@ -30,9 +34,12 @@ def main() -> None:
     """Train, and leave the evidence that the demonstration compares."""
     options = parse_train_options()
     session = hotswap.init()
+    device = training_device()
     seed_everything(options.seed)
-    model, optimizer, scheduler = build(options, session.world_size)
-    loader = ExactlyOnceLoader(options.batch(session.world_size), dp_rank=session.slot, seed=options.seed)
+    model, optimizer, scheduler = build(options, session.world_size, device)
+    loader = ExactlyOnceLoader(
+        options.batch(session.world_size), dp_rank=session.slot, seed=options.seed, device=device
+    )
     torch.manual_seed(options.seed + 1 + session.slot)  # equal weights, but every slot drops out its own neurons
     session.protect(model=model, optimizer=optimizer, scheduler=scheduler, loader=loader, total_steps=options.steps)
     place_in_torch(model, list(model.blocks), optimizer)

@@ -14,36 +14,38 @@ import torch
 import hotswap
 from hotswap.demo import megatron_cpu
 
-megatron_cpu.install()  # before anything of Megatron-Core is imported
+if not torch.cuda.is_available():
+    megatron_cpu.install()  # before anything of Megatron-Core is imported
 
-from megatron.core import parallel_state, tensor_parallel  # noqa: E402
-from megatron.core.distributed import (  # noqa: E402
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.distributed import (
     DistributedDataParallel,
     DistributedDataParallelConfig,
     finalize_model_grads,
 )
-from megatron.core.models.gpt import GPTModel  # noqa: E402
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec  # noqa: E402
-from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer  # noqa: E402
-from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler  # noqa: E402
-from megatron.core.pipeline_parallel import get_forward_backward_func  # noqa: E402
-from megatron.core.transformer.module import Float16Module  # noqa: E402
-from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.transformer_config import TransformerConfig
 
-from hotswap.demo.corpus import VOCABULARY  # noqa: E402
-from hotswap.demo.loader import ExactlyOnceLoader, Microbatch  # noqa: E402
-from hotswap.demo.moments import place_in_megatron  # noqa: E402
-from hotswap.demo.options import TrainOptions, parse_train_options  # noqa: E402
-from hotswap.demo.records import Recorder  # noqa: E402
-from hotswap.demo.seeding import seed_everything  # noqa: E402
+from hotswap.demo.corpus import VOCABULARY
+from hotswap.demo.loader import ExactlyOnceLoader, Microbatch
+from hotswap.demo.moments import place_in_megatron
+from hotswap.demo.options import TrainOptions, parse_train_options
+from hotswap.demo.records import Recorder
+from hotswap.demo.seeding import seed_everything, training_device
 
-megatron_cpu.patch_megatron()
+if not torch.cuda.is_available():
+    megatron_cpu.patch_megatron()
 
 BUCKET_PARAMETERS = 40_000
 
 
 def transformer_config(options: TrainOptions) -> TransformerConfig:
-    """The model; every fused kernel is off, so that it runs without a GPU."""
+    """The model; every fused kernel is off, so that it runs without a GPU and without further libraries."""
     return TransformerConfig(
         num_layers=options.layers,
         hidden_size=options.width,
@@ -79,6 +81,7 @@ def build_model(config: TransformerConfig, options: TrainOptions) -> Distributed
         share_embeddings_and_output_weights=True,
         position_embedding_type="rope",
     )
+    model.to(training_device())
     if options.bf16:
         model = Float16Module(config, model)
     ddp_config = DistributedDataParallelConfig(
@@ -130,8 +133,8 @@ def forward_step(batches: Iterator[Microbatch], model: torch.nn.Module) -> tuple
     """One microbatch through this stage, in the form Megatron's schedules ask for."""
     batch = next(batches)
     rows, tokens = batch.tokens.shape
-    positions = torch.arange(tokens).expand(rows, -1)
-    mask = torch.ones(1, 1, tokens, tokens, dtype=torch.bool).triu(1)
+    positions = torch.arange(tokens, device=batch.tokens.device).expand(rows, -1)
+    mask = torch.ones(1, 1, tokens, tokens, dtype=torch.bool, device=batch.tokens.device).triu(1)
     return model(batch.tokens, positions, mask, labels=batch.labels), mean_loss
 
 
@@ -178,7 +181,7 @@ def main() -> None:
     model = build_model(transformer_config(options), options)
     optimizer = build_optimizer(model, options)
     scheduler = build_scheduler(optimizer, options)
-    loader = ExactlyOnceLoader(options.batch(dp_size), dp_rank=dp_rank, seed=options.seed)
+    loader = ExactlyOnceLoader(options.batch(dp_size), dp_rank=dp_rank, seed=options.seed, device=training_device())
     session.protect(model=model, optimizer=optimizer, scheduler=scheduler, loader=loader, total_steps=options.steps)
     place_in_megatron(model, decoder_layers(model), optimizer)
     recorder = Recorder(options.out, session, dp_rank=dp_rank)

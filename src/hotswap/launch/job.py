@@ -23,6 +23,7 @@ from hotswap.launch import place as places
 from hotswap.launch.console import Follower
 from hotswap.launch.options import Options
 from hotswap.launch.processes import Child, Waker, end, expect, start
+from hotswap.node.gpus import visible
 from hotswap.node.process import make_private_directory
 
 COORDINATOR_RESTARTS_MAX = 20
@@ -176,6 +177,7 @@ class Job:
             nodes_active=options.nodes_active,
             entry=options.entry,
             env=self._worker_environment,
+            gpus=visible() if options.standalone else (),
             log_dir=str(self.directory),
             fork_server=server or None,
             fork_server_token=server_token,

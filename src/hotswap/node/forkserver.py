@@ -273,6 +273,8 @@ def main() -> int:
     # BLAS libraries start their threads on import; workers set their own number afterwards.
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"
+    # A module that asks torch for GPUs while it is imported must not wake the driver, which no fork may inherit.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     try:
         preload(sys.argv[1:])
         settings = json.loads(sys.stdin.buffer.readline())

@@ -15,6 +15,7 @@ from typing import Any
 from hotswap.config import AgentConfig
 from hotswap.core.types import Generation, Slot
 from hotswap.errors import HotswapError, PeerUnreachable
+from hotswap.node.gpus import share
 from hotswap.node.process import make_private_directory
 from hotswap.node.spawn import ExecSpawner, ForkServer, Spawner, SpawnRequest
 from hotswap.node.worker_process import WorkerProcess
@@ -138,6 +139,7 @@ class WorkerPool:
             "MASTER_ADDR": master,
             "MASTER_PORT": "29500",
             **config.env,
+            **share(config.gpus, slot // width, width),
             **own,
             "RANK": str(slot),
             "WORLD_SIZE": str(world),

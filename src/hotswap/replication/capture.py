@@ -49,6 +49,7 @@ class Capture:
         self._views: dict[tuple[int, int], list[torch.Tensor]] = {}
         self._stream: torch.cuda.Stream | None = None
         self._copied: torch.cuda.Event | None = None
+        self._lanes: tuple[list[int], ...] = ()
 
     # --- size -----------------------------------------------------------------------------------------------------
 
@@ -75,9 +76,9 @@ class Capture:
     ) -> tuple[int, int]:
         """Copy the state into ``buffer``; return the lengths of its shared and its unique section.
 
-        If ``asynchronous``, CUDA tensors are copied on a side stream behind the work queued so far: the snapshot is
-        whole after `wait`, and the state may be changed after `fence`. UsageError if the buffer is too small (see
-        `nbytes`).
+        If ``asynchronous``, CUDA tensors are copied behind the work queued so far: the snapshot is whole after the
+        event `copied`, and an update may begin after `fence`. What forward or backward change is copied on the current
+        stream, all else on a side stream. UsageError if the buffer is too small (see `nbytes`).
         """
         objects = self._objects()
         layout = self._plan(objects)
@@ -88,32 +89,38 @@ class Capture:
             self._copy_out(self._views_in(raw, layout))
         unique = _view_of(raw)[layout.shared_nbytes : layout.nbytes]
         write_header(unique, layout, objects, slot=slot, generation=generation, step=step)
-        if not asynchronous:
-            self.wait()
+        if self._copied is not None and not asynchronous:
+            self._copied.synchronize()
         return layout.shared_nbytes, layout.unique_nbytes
 
-    def wait(self) -> None:
-        """Wait until the copies of the last `write` are in the buffer."""
-        if self._copied is not None:
-            self._copied.synchronize()
+    @property
+    def copied(self) -> torch.cuda.Event | None:
+        """When the copies of the last `write` are in the buffer; None if they already are."""
+        return self._copied
 
     def fence(self) -> None:
-        """Make the current CUDA stream wait for the last `write`: call it before the state is changed."""
+        """Make the current CUDA stream wait for the last `write`: call it before the state is updated."""
         if self._copied is not None:
             torch.cuda.current_stream().wait_event(self._copied)
 
     def _copy_out(self, targets: list[torch.Tensor]) -> None:
-        if not targets:
+        on_host, on_stream, aside = self._lanes
+        self._copy(on_host, targets)
+        if not (on_stream or aside):
             return
-        if not any(map(attrgetter("is_cuda"), self._sources)):
-            torch._foreach_copy_(targets, self._sources)
-            return
+        self._copy(on_stream, targets)
         if self._stream is None:
             self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            torch._foreach_copy_(targets, self._sources, non_blocking=True)
+            self._copy(aside, targets)
             self._copied = self._stream.record_event()
+
+    def _copy(self, rows: list[int], targets: list[torch.Tensor]) -> None:
+        if rows:
+            torch._foreach_copy_(
+                [targets[row] for row in rows], [self._sources[row] for row in rows], non_blocking=True
+            )
 
     # --- read -----------------------------------------------------------------------------------------------------
 
@@ -231,6 +238,7 @@ class Capture:
             layout = self._layout = lay_out(entries, len(objects))
             # Holding on to the tensors themselves is what makes comparing identities sound: no id is used twice.
             self._sources = [entry.tensor for entry in entries]
+            self._lanes = _lanes(entries)
             self._check = self._fingerprint()
             self._views.clear()
         return layout
@@ -252,6 +260,14 @@ class Capture:
                 raw, layout.rows, unique_start=layout.shared_nbytes, header_capacity=layout.header_capacity
             )
         return found
+
+
+def _lanes(entries: Sequence[TensorEntry]) -> tuple[list[int], ...]:
+    """Numbers of the tensors in host memory, of those on a device that are volatile, and of all others on a device."""
+    on_host = [row for row, entry in enumerate(entries) if not entry.tensor.is_cuda]
+    on_stream = [row for row, entry in enumerate(entries) if entry.tensor.is_cuda and entry.volatile]
+    aside = [row for row, entry in enumerate(entries) if entry.tensor.is_cuda and not entry.volatile]
+    return on_host, on_stream, aside
 
 
 def pin(buffer: Buffer) -> Callable[[], None]:

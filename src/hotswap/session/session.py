@@ -30,7 +30,7 @@ from hotswap.replication.capture import Capture
 from hotswap.session import faults
 from hotswap.session.mailbox import AgentRendezvous, Mailbox
 from hotswap.session.settings import WorkerSettings, adopted
-from hotswap.session.snapshots import Snapshots
+from hotswap.session.snapshots import Announcer, Snapshots
 from hotswap.wire import worker_messages as w
 from hotswap.wire.channels import worker_codec
 from hotswap.wire.links import WorkerLink
@@ -55,11 +55,17 @@ class Session:
         self._link = WorkerLink(socket.socket(fileno=settings.link_fd), worker_codec())
         self._link.send(w.Joined())
         self._mailbox = Mailbox(self._link)
+        device = _own_gpu()
         self._groups = Groups(
-            slot=self.slot, world_size=self.world_size, host=settings.host, timeout_s=settings.collective_timeout_s
+            slot=self.slot,
+            world_size=self.world_size,
+            host=settings.host,
+            timeout_s=settings.collective_timeout_s,
+            device=device,
         )
         self._groups.install()
-        self._snapshots = Snapshots(self._link, self._mailbox, self.slot, settings.buffers)
+        self._snapshots = Snapshots(self._link, self._mailbox, self.slot, settings.buffers, pinned=device is not None)
+        self._announcer = Announcer(self._snapshots, self._mailbox)
         self._capture: Capture | None = None
         self._total_steps: Step | None = None
         self._running = False
@@ -219,6 +225,7 @@ class Session:
             )
         self._groups.check()
         self._pass_gate()
+        self._state().fence()
         self._torn = True
 
     def _pass_gate(self) -> None:
@@ -236,10 +243,9 @@ class Session:
         self._pass_gate()
         following = self._step + 1
         written = self._snapshots.write(self.generation, following)
-        # A snapshot becomes valid, or an abort begins: never both. What an aborted collective left is no state.
         with self._mailbox.lock:
             self._mailbox.require(self.generation)
-            self._snapshots.announce(written, durable=self._durable(following))
+            self._announcer.add(written, durable=self._durable(following))
             self._step = following
             self._dirty = self._torn = False
         faults.fault_point("replicate")
@@ -310,6 +316,8 @@ class Session:
             if self._mailbox.gone:
                 raise PeerFault(self._mailbox.gone)
         self._parked_for = told
+        # A device that had not come to the end of the update when the generation ended may have taken in garbage.
+        self._torn = self._torn or self._announcer.pending is not None
         self._link.send(
             w.Parked(generation=told, step=self._step, dirty=self._dirty, torn=self._torn, groups=self._groups.counts())
         )
@@ -346,11 +354,12 @@ class Session:
             adapter.materialise()
         self._step = load.resume_step
         self._torn = self._dirty = False
+        self._announcer.pending = None
         if load.buffer < 0:
             written = self._snapshots.write(load.generation, load.resume_step)
             with self._mailbox.lock:
                 self._mailbox.require(load.generation)
-                self._snapshots.announce(written, durable=False)
+                self._announcer.add(written, durable=False)
 
     # --- the listening thread --------------------------------------------------------------------------------------
 
@@ -407,6 +416,15 @@ class Attempt:
     ) -> bool:
         """Count the step, or swallow a peer's failure."""
         return self._session._exit(error)
+
+
+def _own_gpu() -> torch.device | None:
+    """The GPU that this worker trains on, made the current one; None where there is none or torch has no NCCL."""
+    if not (torch.cuda.is_available() and dist.is_nccl_available()):
+        return None
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
 
 
 def _looks_like_communication(error: BaseException) -> bool:
