@@ -103,3 +103,5 @@ class AgentConfig:
     transfer_streams: int = 2
     checkpoint_dir: str | None = None
     checkpoint_interval_steps: int = 0
+    snapshot_interval_steps: int = 1
+    overhead_limit: float = 0.0

@@ -24,16 +24,17 @@ def test_groups_are_no_ops_until_connected_and_real_afterwards() -> None:
         before = (_sum_of(), _sum_of(mine))
         report = process.groups.connect(1, process.values)
         gets = process.values.gets
-        process.groups.gate()
+        agreed = process.groups.gate(10 + process.slot)
         after = (_sum_of(), _sum_of(mine))
         process.barrier("end")
-        return [before, after, len(report.formed), gets]
+        return [before, after, len(report.formed), gets, agreed]
 
     results = Fleet(4).run(main)
     for slot in range(4):
-        before, after, formed, gets = results[slot]
+        before, after, formed, gets, agreed = results[slot]
         assert before == [slot + 1, slot + 1]
         assert after == [10, 3 if slot < 2 else 7]
+        assert agreed == 13, "the largest proposal"
         assert formed == 3  # world, own half, control
         assert gets == 3, "one look-up for each other slot, whatever the number of groups"
 

@@ -232,6 +232,11 @@ class Scenario:
         for slot, step in re.findall(r"(\d+)@(\d+)", " ".join(plain)):
             yield m.CheckpointShard(slot=int(slot), step=int(step))
 
+    def _paces(
+        self, node: NodeId, generation: Generation, plain: list[str], values: dict[str, str]
+    ) -> Iterator[m.FromAgent]:
+        yield m.SnapshotsPaced(slot=int(plain[0]), generation=generation, step=int(plain[1]), interval=int(plain[2]))
+
     def _commits(
         self, node: NodeId, generation: Generation, plain: list[str], values: dict[str, str]
     ) -> Iterator[m.FromAgent]:

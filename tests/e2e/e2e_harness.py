@@ -189,6 +189,8 @@ class Job:
             *("--nproc-per-node", str(cell.program.width), "--redirects", "3"),
             # Deaths are noticed at once all the same; silence means nothing on a machine that runs several jobs.
             *("--detection-budget-s", "30"),
+            # A busy machine's replicas are late; a snapshot of each step all the same, for that is what is counted on.
+            *("--overhead-limit", "0"),
             *("--log-dir", str(self.directory), "--rdzv-id", "job", *cell.run_arguments),
             *entry,
             *cell.train.to_arguments(),

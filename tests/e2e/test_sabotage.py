@@ -87,6 +87,16 @@ def test_a_slow_link_costs_time_and_nothing_else(run: Runner, reference_of: Refe
     assert_identical(outcome, reference_of(cell))
 
 
+def test_snapshots_are_further_apart_where_replicas_are_slow(run: Runner, reference_of: Reference) -> None:
+    cell = Cell(program=FSDP2, steps=60, faults=(replace(NODE[0], step=50),), run_arguments=("--overhead-limit", "0.1"))
+    outcome = run(in_agents(cell, "slow_link"))
+    assert_identical(outcome, reference_of(cell))
+    intervals = [event["interval"] for event in outcome.named("snapshot_interval")]
+    assert intervals and max(intervals) > 1, outcome.story
+    # The replica under way when a node is lost does not count, and neither does the step that was cut short.
+    assert outcome.named("recovery_done")[-1]["redone_steps"] <= 2 * max(intervals) + 1
+
+
 def test_without_the_commit_gate_a_slow_link_costs_many_steps(run: Runner) -> None:
     # Training runs away from its replicas; no buffer is free before an acknowledgement, so the last restorable step stays.
     cell = Cell(program=FSDP2, steps=30, faults=(replace(NODE[0], step=20),))

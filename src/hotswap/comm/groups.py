@@ -86,7 +86,9 @@ class Groups:
         self._old: list[Link] = []
         self._adapter: Adapter | None = None
         self._generation: Generation | None = None
-        self._gate_tensor = torch.zeros(1)
+        self._gate_tensor = torch.zeros(1, dtype=torch.int64)
+        self._gate_options: Any = dist.AllreduceOptions()
+        self._gate_options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
         self._no_store: Store = _NoStore()  # c10d keeps the C++ half only
 
     # ---- setting up ---------------------------------------------------------------------------------------------
@@ -182,20 +184,22 @@ class Groups:
         if self._stop.is_set():
             raise Fenced(f"generation {self._generation} has ended")
 
-    def gate(self) -> None:
-        """Return only when every slot has come here in this generation."""
+    def gate(self, proposal: int = 0) -> int:
+        """Return only when every slot has come here in this generation; the largest of all slots' proposals."""
         self.check()
         link = self._links.get(CONTROL_KEY)
         if link is None:
-            return
+            return proposal
+        self._gate_tensor[0] = proposal
         try:
-            work = link.backends["cpu"].allreduce([self._gate_tensor])
+            work = link.backends["cpu"].allreduce([self._gate_tensor], self._gate_options)
             work.wait()
         except RuntimeError as error:
             self.check()
             raise PeerUnreachable(
                 f"a slot did not come to the gate of generation {self._generation}: {error}"
             ) from error
+        return int(self._gate_tensor[0])
 
     def abort(
         self,

@@ -35,6 +35,7 @@ _KINDS: dict[type, Kind] = {
     m.RestoreFailed: Kind.RESTORE_FAILED,
     m.CheckpointShard: Kind.SHARD_DURABLE,
     m.CheckpointCommitted: Kind.CHECKPOINT_COMMITTED,
+    m.SnapshotsPaced: Kind.PACED,
     NodeGone: Kind.GONE,
     Tick: Kind.TICK,
     StopAsked: Kind.STOP_ASKED,
@@ -43,7 +44,7 @@ _KINDS: dict[type, Kind] = {
 _NEVER_STALE = frozenset({Kind.REGISTERED, Kind.BUILT, Kind.LOST, Kind.SHARD_DURABLE, Kind.CHECKPOINT_COMMITTED})
 """A death stays a death, a model once built stays built, and what is on storage stays there."""
 _OF_A_RECOVERY = frozenset({Kind.FENCED, Kind.CONNECTED, Kind.READY, Kind.RESTORE_FAILED})
-_OF_A_MEMBER = frozenset({Kind.CONNECTED, Kind.READY, Kind.RESTORE_FAILED, Kind.FINISHED, Kind.TROUBLE})
+_OF_A_MEMBER = frozenset({Kind.CONNECTED, Kind.READY, Kind.RESTORE_FAILED, Kind.FINISHED, Kind.TROUBLE, Kind.PACED})
 _LATE_NEWS = ""
 NAMES_MAX = 4
 """So many nodes are named in a reason."""
@@ -75,6 +76,7 @@ class Coordinator:
             Kind.RESTORE_FAILED: self._on_restore_failed,
             Kind.SHARD_DURABLE: self._on_shard,
             Kind.CHECKPOINT_COMMITTED: self._on_checkpoint_committed,
+            Kind.PACED: self._on_paced,
         }
 
     @property
@@ -428,6 +430,9 @@ class Coordinator:
 
     def _on_checkpoint_committed(self, node: NodeId, message: m.CheckpointCommitted, now: float) -> None:
         self.job.record("checkpoint_written", {"step": message.step})
+
+    def _on_paced(self, node: NodeId, message: m.SnapshotsPaced, now: float) -> None:
+        self.job.record("snapshot_interval", {"step": message.step, "interval": message.interval})
 
     # --- time ------------------------------------------------------------------------------------------------------
 

@@ -139,6 +139,16 @@ class CheckpointCommitted:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SnapshotsPaced:
+    """After *step*, snapshots of all slots are *interval* steps apart; one slot speaks for all."""
+
+    slot: Slot
+    generation: Generation
+    step: Step
+    interval: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class KvSet:
     """Publish a value in the rendezvous of a generation."""
 
@@ -168,6 +178,7 @@ FromAgent = Union[
     RestoreFailed,
     CheckpointShard,
     CheckpointCommitted,
+    SnapshotsPaced,
 ]
 RendezvousMessage = Union[KvSet, KvGet]
 

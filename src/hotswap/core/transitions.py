@@ -38,6 +38,7 @@ class Kind(str, Enum):
     RESTORE_FAILED = "restore failed"
     SHARD_DURABLE = "checkpoint shard written"
     CHECKPOINT_COMMITTED = "checkpoint committed"
+    PACED = "snapshot interval changed"
     TICK = "time passed"
     STOP_ASKED = "stop asked"
 
@@ -61,7 +62,7 @@ def _table() -> dict[tuple[Phase, Kind], frozenset[Phase]]:
     everywhere = (P.FORMING, P.RECOLLECTING, *RUNNING)
     allow(everywhere, (K.HEARTBEAT, K.GONE))
     allow(everywhere, (K.TICK, K.STOP_ASKED), P.STOPPED)
-    allow((P.RECOLLECTING, *RUNNING), (K.BUILT, K.LOST, K.TROUBLE, K.SHARD_DURABLE, K.CHECKPOINT_COMMITTED))
+    allow((P.RECOLLECTING, *RUNNING), (K.BUILT, K.LOST, K.TROUBLE, K.SHARD_DURABLE, K.CHECKPOINT_COMMITTED, K.PACED))
     # Forming a job, or learning from the agents what an earlier coordinator knew.
     allow((P.FORMING,), (K.REGISTERED, K.TICK), P.FENCING)
     allow((P.FORMING,), (K.REGISTERED,), P.RECOLLECTING)

@@ -58,7 +58,8 @@ class JobSpec:
             *("--nproc-per-node", str(self.train.layout.slots // self.nodes)),
             *("--rdzv-id", self.logs.name, "--log-dir", str(self.directory), "--redirects", "3"),
             *("--preload", f"torch,hotswap.session.session,{framework.module}"),
-            *("--spare-positions", str(self.nodes), *self.run_arguments),
+            # A snapshot of every step, also where eight workers share two cores.
+            *("--spare-positions", str(self.nodes), "--overhead-limit", "0", *self.run_arguments),
             str(Path(__file__).with_name(framework.script)),
             *self.train.to_arguments(),
             *("--out", str(self.directory)),

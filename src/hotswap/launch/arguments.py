@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from torch.distributed.elastic.multiprocessing import Std
 from torch.distributed.run import determine_local_world_size, get_args_parser, parse_min_max_nnodes
@@ -49,6 +50,8 @@ REFUSED = {
 
 TOKEN = "HOTSWAP_TOKEN"
 MASTER_PORT = 29500
+OVERHEAD_LIMIT = 0.02
+N = TypeVar("N", int, float)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -79,6 +82,16 @@ def parser() -> argparse.ArgumentParser:
     group.add_argument("--checkpoint-dir", default="", help="where durable checkpoints go")
     group.add_argument(
         "--checkpoint-interval", type=int, default=0, metavar="STEPS", help="steps between durable checkpoints; 0: none"
+    )
+    group.add_argument(
+        "--snapshot-interval", type=int, default=1, metavar="STEPS", help="steps between snapshots; wider if need be"
+    )
+    group.add_argument(
+        "--overhead-limit",
+        type=float,
+        default=OVERHEAD_LIMIT,
+        metavar="SHARE",
+        help="share of the time that may go into waiting for replicas before snapshots are made further apart; 0: any",
     )
     group.add_argument("--fault-domain", default="", help="label of what this node fails together with (rack, switch)")
     group.add_argument("--transfer-streams", type=int, default=2, help="connections per large replica")
@@ -127,6 +140,8 @@ def parse(argv: list[str]) -> Options:
         spare_positions=args.spare_positions,
         checkpoint_dir=str(Path(args.checkpoint_dir).resolve()) if args.checkpoint_dir else "",
         checkpoint_interval_steps=_interval(args),
+        snapshot_interval_steps=_at_least("--snapshot-interval", args.snapshot_interval, 1),
+        overhead_limit=_at_least("--overhead-limit", args.overhead_limit, 0.0),
         fault_domain=args.fault_domain,
         transfer_streams=args.transfer_streams,
         bind_host=args.bind_host or args.local_addr or "",
@@ -226,6 +241,12 @@ def _signals(text: str | None) -> tuple[signal.Signals, ...]:
 def _stop_timeout(args: argparse.Namespace) -> float | None:
     value = getattr(args, "shutdown_timeout", None)
     return None if value is None else float(value)
+
+
+def _at_least(flag: str, value: N, least: N) -> N:
+    if not value >= least:
+        raise UsageError(f"{flag} is {value}, and must be at least {least}")
+    return value
 
 
 def _interval(args: argparse.Namespace) -> int:

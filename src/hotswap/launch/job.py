@@ -186,6 +186,8 @@ class Job:
             transfer_streams=options.transfer_streams,
             checkpoint_dir=options.checkpoint_dir or None,
             checkpoint_interval_steps=options.checkpoint_interval_steps,
+            snapshot_interval_steps=options.snapshot_interval_steps,
+            overhead_limit=options.overhead_limit,
         )
         agent = start(name, AGENT, log=self.directory / name / "agent.log", without=SECRETS)
         self._agents.append(agent)

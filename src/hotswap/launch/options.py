@@ -42,6 +42,8 @@ class Options:
     spare_positions: int = 1
     checkpoint_dir: str = ""
     checkpoint_interval_steps: int = 0
+    snapshot_interval_steps: int = 1
+    overhead_limit: float = 0.0
     fault_domain: str = ""
     transfer_streams: int = 2
     bind_host: str = ""

@@ -363,6 +363,13 @@ class Agent:
             self._forward(
                 message.generation, m.WorkerTrouble(slot=slot, generation=message.generation, detail=message.detail)
             )
+        elif isinstance(message, w.Paced):
+            self._forward(
+                message.generation,
+                m.SnapshotsPaced(
+                    slot=slot, generation=message.generation, step=message.step, interval=message.interval
+                ),
+            )
         elif isinstance(message, w.Failed):
             worker.detail = message.detail
             if message.restore:

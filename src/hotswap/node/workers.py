@@ -127,6 +127,8 @@ class WorkerPool:
             buffers=3 if config.checkpoint_interval_steps else 2,
             checkpoint_dir=config.checkpoint_dir or "",
             checkpoint_interval_steps=config.checkpoint_interval_steps,
+            snapshot_interval_steps=config.snapshot_interval_steps,
+            overhead_limit=config.overhead_limit,
             settle_s=config.timing.settle_s,
             trouble_s=10 * config.timing.detection_budget_s,
         )

@@ -29,6 +29,7 @@ class Mailbox:
         self.load: w.Load | None = None
         self.go: Generation = 0
         self.acked: Step = -1
+        self.acked_at = 0.0
         self.free = 0
         self.finish: w.Finish | None = None
         self.gone = ""
@@ -52,6 +53,7 @@ class Mailbox:
             elif isinstance(message, w.Acked):
                 if message.generation == self.generation_told and message.step >= self.acked:
                     self.acked, self.free = message.step, message.free
+                    self.acked_at = time.monotonic()
             elif isinstance(message, w.Granted):
                 self._grants += 1
                 self.free = message.free

@@ -15,6 +15,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from types import TracebackType
 from typing import Any
 
@@ -29,8 +30,9 @@ from hotswap.integrations import discover, forget_frames
 from hotswap.replication.capture import Capture
 from hotswap.session import faults
 from hotswap.session.mailbox import AgentRendezvous, Mailbox
+from hotswap.session.pace import Pace
 from hotswap.session.settings import WorkerSettings, adopted
-from hotswap.session.snapshots import Announcer, Snapshots
+from hotswap.session.snapshots import Announcer, Snapshots, Written
 from hotswap.wire import worker_messages as w
 from hotswap.wire.channels import worker_codec
 from hotswap.wire.links import WorkerLink
@@ -72,6 +74,14 @@ class Session:
         self._built = False
         self._in_attempt = False
         self._gate_passed = False
+        self._pace = Pace(minimum=settings.snapshot_interval_steps, limit=settings.overhead_limit)
+        self._snapshot_step: Step = -1
+        self._snapshot_at = 0.0
+        self._attempt_at = 0.0
+        self._gate_at = 0.0
+        self._waited_s = 0.0
+        self._agreed = self._pace.interval
+        self._asynchronous = device is not None
         self._dirty = False
         self._torn = False
         self._parked = threading.Event()
@@ -169,6 +179,7 @@ class Session:
                 "again from; let the exception end the script"
             )
         self._dirty, self._gate_passed, self._in_attempt = True, False, True
+        self._attempt_at = time.monotonic()
         self._note_context()
         return self._step
 
@@ -229,28 +240,53 @@ class Session:
         self._torn = True
 
     def _pass_gate(self) -> None:
-        """Passing proves that the state this step starts from is restorable on every slot (see docs/protocol.md)."""
+        """Passing proves that the last snapshot is restorable on every slot, if another is due (see docs/protocol.md)."""
         if self._gate_passed:
             return
-        self._snapshots.wait_acked(self.generation, self._step)
-        self._groups.gate()
+        self._gate_at = time.monotonic()
+        if self._snapshot_is_due():
+            self._snapshots.wait_acked(self.generation, self._snapshot_step)
+            self._pace.note_latency(self._mailbox.acked_at - self._snapshot_at)
+        self._waited_s = time.monotonic() - self._gate_at
+        self._agreed = self._groups.gate(self._pace.proposal())
         self._mailbox.require(self.generation)
         self._gate_passed = True
+
+    def _snapshot_is_due(self) -> bool:
+        """Whether the state after this step is to be kept; the same on all slots."""
+        following = self._step + 1
+        apart = following - self._snapshot_step >= self._pace.interval
+        return apart or self._durable(following) or following == self._total_steps
 
     def _complete(self) -> None:
         """The script's part of the step is done: snapshot it and count it."""
         self._groups.check()
         self._pass_gate()
         following = self._step + 1
-        written = self._snapshots.write(self.generation, following)
+        due = self._snapshot_is_due()
+        written = self._write_snapshot(following) if due else None
         with self._mailbox.lock:
             self._mailbox.require(self.generation)
-            self._announcer.add(written, durable=self._durable(following))
+            if written is not None:
+                self._announcer.add(written, durable=self._durable(following))
+                self._snapshot_step = following
             self._step = following
             self._dirty = self._torn = False
+        self._note_pace()
         faults.fault_point("replicate")
         if following == self._total_steps:
             self._finish_last()
+
+    def _write_snapshot(self, step: Step) -> Written:
+        self._snapshot_at = time.monotonic()
+        return self._snapshots.write(self.generation, step)
+
+    def _note_pace(self) -> None:
+        lead = self._gate_at - self._attempt_at
+        self._pace.note_step(time.monotonic() - self._attempt_at - self._waited_s, lead)
+        if self._pace.agree(self._agreed) and self.slot == 0:
+            log.info("snapshots are %d steps apart from now on", self._agreed)
+            self._link.send(w.Paced(generation=self.generation, step=self._step, interval=self._agreed))
 
     def _durable(self, step: Step) -> bool:
         interval = self.settings.checkpoint_interval_steps
@@ -316,8 +352,10 @@ class Session:
             if self._mailbox.gone:
                 raise PeerFault(self._mailbox.gone)
         self._parked_for = told
-        # A device that had not come to the end of the update when the generation ended may have taken in garbage.
-        self._torn = self._torn or self._announcer.pending is not None
+        # A device of which it is not known that it had come to the end of the update when the generation ended may have
+        # taken in garbage.
+        certain = self._announcer.pending is None and self._snapshot_step == self._step
+        self._torn = self._torn or (self._asynchronous and not certain)
         self._link.send(
             w.Parked(generation=told, step=self._step, dirty=self._dirty, torn=self._torn, groups=self._groups.counts())
         )
@@ -355,8 +393,10 @@ class Session:
         self._step = load.resume_step
         self._torn = self._dirty = False
         self._announcer.pending = None
+        self._snapshot_step, self._snapshot_at = load.resume_step, time.monotonic()
+        self._pace.restart()
         if load.buffer < 0:
-            written = self._snapshots.write(load.generation, load.resume_step)
+            written = self._write_snapshot(load.resume_step)
             with self._mailbox.lock:
                 self._mailbox.require(load.generation)
                 self._announcer.add(written, durable=False)

@@ -17,6 +17,7 @@ class WorkerSettings:
 
     ``collective_timeout_s``: longest a collective may wait; failures are noticed long before by other means.
     ``abort_s``: longest the end of a generation may take in this process before the agent replaces it.
+    ``snapshot_interval_steps`` and ``overhead_limit``: see ``Pace``.
     ``trouble_s``: how long a failed collective waits to be told that a peer is gone before it counts as this script's error.
     """
 
@@ -28,6 +29,8 @@ class WorkerSettings:
     buffers: int = 2
     checkpoint_dir: str = ""
     checkpoint_interval_steps: int = 0
+    snapshot_interval_steps: int = 1
+    overhead_limit: float = 0.0
     settle_s: float = 0.05
     abort_s: float = 10.0
     trouble_s: float = 50.0
@@ -58,6 +61,8 @@ class WorkerSettings:
             buffers=int(text("BUFFERS")),
             checkpoint_dir=text("CHECKPOINT_DIR"),
             checkpoint_interval_steps=int(text("CHECKPOINT_INTERVAL_STEPS")),
+            snapshot_interval_steps=int(text("SNAPSHOT_INTERVAL_STEPS")),
+            overhead_limit=float(text("OVERHEAD_LIMIT")),
             settle_s=float(text("SETTLE_S")),
             abort_s=float(text("ABORT_S")),
             trouble_s=float(text("TROUBLE_S")),

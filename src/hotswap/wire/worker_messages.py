@@ -96,8 +96,29 @@ class Failed:
     restore: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class Paced:
+    """From *step* on, snapshots are *interval* steps apart; slot 0 speaks for all."""
+
+    generation: Generation
+    step: Step
+    interval: int
+
+
 FromWorker = Union[
-    Joined, Built, Reserve, SnapshotBegin, SnapshotDone, Parked, Connected, Restored, Trouble, Failed, KvSet, KvGet
+    Joined,
+    Built,
+    Reserve,
+    SnapshotBegin,
+    SnapshotDone,
+    Parked,
+    Connected,
+    Restored,
+    Trouble,
+    Failed,
+    Paced,
+    KvSet,
+    KvGet,
 ]
 
 # --- agent to worker ---------------------------------------------------------------------------------------------------
