@@ -140,7 +140,7 @@ class Groups:
         self._plug.put([(group, link.backends)])
         dist.all_reduce(torch.ones(1))
         reached = link.issued()
-        self._plug.put([(group, _detached(group.rank(), group.size()))])
+        self._plug.put([(group, _detached(self._slot, self._world_size))])
         dist.all_reduce(torch.ones(1))
         if reached != 1 or link.issued() != 1:
             raise UsageError(
