@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import importlib
 import json
 import os
@@ -17,6 +18,7 @@ import signal
 import socket
 import struct
 import tempfile
+import termios
 import threading
 import time
 import traceback
@@ -27,7 +29,7 @@ from typing import Any
 
 import torch
 
-from hotswap.comm import Groups
+from hotswap.comm import CONTROL_KEY, Groups
 from hotswap.errors import Fenced, PeerUnreachable
 
 HEADER = struct.Struct("<BdII")
@@ -142,6 +144,13 @@ class SlotProcess:
     def watch(self, generation: int, parked: threading.Event, **abort: Any) -> Watch:
         """Abort when somebody fences the generation, as the listener thread of a worker does."""
         return Watch(self, generation, parked, abort)
+
+
+def queued_bytes(process: SlotProcess) -> int:
+    """Bytes of the connections of all slots, the world group's among them, that the peer has not acknowledged."""
+    link: Any = process.groups._links[CONTROL_KEY]
+    buffers = [fcntl.ioctl(socket_id.fd, termios.TIOCOUTQ, b"\0" * 4) for socket_id in link.socket_ids]
+    return sum(struct.unpack("i", buffer)[0] for buffer in buffers)
 
 
 class Watch(threading.Thread):
@@ -312,4 +321,4 @@ def _never_return(function: Callable[..., Any], *args: Any) -> None:
         os._exit(0)
 
 
-__all__ = ["Fenced", "Fleet", "KeyValues", "SlotProcess", "Watch"]
+__all__ = ["Fenced", "Fleet", "KeyValues", "SlotProcess", "Watch", "queued_bytes"]

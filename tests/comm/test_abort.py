@@ -15,6 +15,8 @@ from torch import nn
 from hotswap.comm import add_safe_points
 from hotswap.errors import Fenced, PeerUnreachable
 
+pytestmark = pytest.mark.usefixtures("gloo_swap")
+
 WORLD = 8
 
 
@@ -81,6 +83,7 @@ def test_a_parked_slot_keeps_the_groups_that_have_no_replaced_slot() -> None:
     def main(process: SlotProcess) -> Any:
         pair = dist.new_group([0, 1])
         process.groups.connect(1, process.values)
+        process.barrier("connected")
         parked = threading.Event()
         parked.set()
         report = process.groups.abort(parked=parked, replaced=frozenset({2}), settle_s=0.0, deadline_s=1.0)

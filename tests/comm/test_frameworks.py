@@ -22,6 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hotswap.errors import Fenced
 
+pytestmark = pytest.mark.usefixtures("gloo_swap")
+
 WORLD = 4
 VICTIM = 2
 

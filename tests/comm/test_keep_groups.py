@@ -5,12 +5,15 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from comm_fleet import Fleet, SlotProcess
 
 from hotswap.core.keep import GroupState, groups_to_keep
 from hotswap.errors import Fenced
+
+pytestmark = pytest.mark.usefixtures("gloo_swap")
 
 VICTIM = 2
 Trick = Callable[[SlotProcess, Any], Any]
@@ -24,7 +27,7 @@ def _sum_of(group: Any = None) -> float:
 
 
 def _swap(trick: Trick) -> dict[Any, Any]:
-    """Kill slot 2 of two halves {0, 1} and {2, 3}; keep what can be kept; result: (halves' key kept, sums, same backend)."""
+    """Kill slot 2 of two halves {0, 1} and {2, 3}; keep what can be kept; result: (halves' key kept, sums, same connections)."""
 
     def main(process: SlotProcess) -> Any:
         halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
@@ -41,18 +44,23 @@ def _swap(trick: Trick) -> dict[Any, Any]:
             states = {key: [list(s.members), s.issued, s.intact] for key, s in counts.items()}
             process.values.set(f"counts/{process.slot}", json.dumps(states).encode())
         keep = _agree(process)
-        before = mine._get_backend(torch.device("cpu"))
+        before = _link_of(process, mine)
         if not process.spare:
             process.groups.detach(keep)
         result = process.groups.connect(2, process.values, keep if not process.spare else frozenset())
         process.groups.gate()
         sums = [(_sum_of(mine), _sum_of()) for _ in range(20)]
-        same = before is mine._get_backend(torch.device("cpu"))
+        same = before is _link_of(process, mine)
         process.groups.retire().join(10.0)
         process.barrier("end")
         return [len(result.kept), sorted(set(sums)), same]
 
     return Fleet(4).run(main, spare_for=frozenset({VICTIM}))
+
+
+def _link_of(process: SlotProcess, group: Any) -> Any:
+    (key,) = (item.spec.key for item in process.groups._live() if item.group is group)
+    return process.groups._links.get(key)
 
 
 def _train_until_fenced(process: SlotProcess, mine: Any, trick: Trick) -> Any:
@@ -117,3 +125,22 @@ def test_a_group_with_point_to_point_traffic_is_rebuilt() -> None:
     for trick in (_completed_p2p, _unread_messages):
         results = _swap(trick)
         assert results[0] == results[1] == [0, [[3.0, 10.0]], False], trick.__name__
+
+
+def test_a_kept_group_is_not_disturbed_by_others_with_the_same_members_that_are_connected_again() -> None:
+    def main(process: SlotProcess) -> Any:
+        kept, other = dist.new_group([0, 1]), dist.new_group([0, 1])
+        process.groups.connect(1, process.values)
+        before = [_sum_of(kept), _sum_of(other)]
+        keep = frozenset({_link_of(process, kept).spec.key})
+        process.barrier("used")
+        process.groups.detach(keep)
+        report = process.groups.connect(2, process.values, keep)
+        process.groups.gate()
+        process.groups.retire().join(10.0)
+        after = [_sum_of(kept), _sum_of(other)]
+        process.barrier("end")
+        return [before, after, set(report.kept) == keep]
+
+    results = Fleet(2).run(main)
+    assert results[0] == results[1] == [[3.0, 3.0], [3.0, 3.0], True]

@@ -12,6 +12,8 @@ from comm_fleet import Fleet, SlotProcess
 from hotswap.comm.plug import FIRST_FRESH_VALUE, LAST_FRESH_VALUE, Plug
 from hotswap.errors import UsageError
 
+pytestmark = pytest.mark.usefixtures("gloo_swap")
+
 SWAPS = 30
 GROUPS = 5
 

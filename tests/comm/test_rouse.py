@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import fcntl
-import struct
-import termios
 import threading
 import time
 from collections.abc import Callable
@@ -11,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from comm_fleet import Fleet, SlotProcess
+from comm_fleet import Fleet, SlotProcess, queued_bytes
 
-from hotswap.comm import CONTROL_KEY
 from hotswap.comm.rouse import rouse
 from hotswap.errors import Fenced
+
+pytestmark = pytest.mark.usefixtures("gloo_swap")
 
 ELEMENTS = 30_000_000
 """More bytes than fit into the sockets' buffers."""
@@ -74,13 +72,6 @@ def test_a_thread_is_woken_from_an_operation_that_no_peer_takes_part_in(wait: Ca
     assert Fleet(2).run(main)[0] > 0
 
 
-def _queued_bytes(process: SlotProcess) -> int:
-    """Bytes of the world group's connections that the peer has not acknowledged."""
-    link: Any = process.groups._links[CONTROL_KEY]
-    buffers = [fcntl.ioctl(socket_id.fd, termios.TIOCOUTQ, b"\0" * 4) for socket_id in link.socket_ids]
-    return sum(struct.unpack("i", buffer)[0] for buffer in buffers)
-
-
 def test_a_slot_that_dies_in_the_middle_of_a_message_does_not_leave_the_receiver_hanging() -> None:
     def main(process: SlotProcess) -> Any:
         process.groups.connect(1, process.values)
@@ -89,7 +80,7 @@ def test_a_slot_that_dies_in_the_middle_of_a_message_does_not_leave_the_receiver
             process.values.get("receiving", 20.0)
             work = dist.isend(tensor, 1)
             deadline = time.monotonic() + 10.0
-            while not _queued_bytes(process):
+            while not queued_bytes(process):
                 assert time.monotonic() < deadline
             process.die()
             return work

@@ -2,27 +2,34 @@
 
 All groups with the same members share one gloo device (one listener, one event loop): fewer threads than one each, yet
 every socket can be told apart by the device's port. The addresses of all groups travel in one message per slot.
+
+A group that was connected before is connected again in one of two ways: *rebuild* makes a new backend, *reconfigure*
+gives the old one new connections (see that module). A backend that cannot be connected anew is replaced either way.
 """
 
 from __future__ import annotations
 
 import datetime
-import json
+import os
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch._C._distributed_c10d import Store
 from torch.distributed import ProcessGroupGloo
 
-from hotswap.comm import sockets
+from hotswap.comm import reconfigure, sockets
+from hotswap.comm.addresses import Directory, DirectoryStore, OwnStore, Pages
 from hotswap.comm.formation import Formation
 from hotswap.comm.port import GroupSpec, Link, Meeting
-from hotswap.comm.sockets import SockAddr, SocketId, TcpSocket
+from hotswap.comm.sockets import SocketId, TcpSocket
 from hotswap.core.types import Slot
-from hotswap.errors import HotswapError, PeerFault, PeerUnreachable
+from hotswap.errors import PeerFault, UsageError
 
-TOPIC = "gloo"
+REBUILD, RECONFIGURE = "rebuild", "reconfigure"
+SWAP = "HOTSWAP_GLOO_SWAP"
+"""Environment variable: ``reconfigure`` to have backends connected anew where torch can; must be the same everywhere."""
+HANDLES_TOPIC = "gloo-handles"
 THREADS_PER_GROUP = 2
 """As in plain torch. With one, the scheduler of a busy machine lets a lone hard-working thread wait for its turn."""
 Members = frozenset[Slot]
@@ -31,12 +38,15 @@ Members = frozenset[Slot]
 class GlooLink:
     """One formed gloo group."""
 
-    def __init__(self, spec: GroupSpec, backend: Any, store: Store, devices: Sequence[str]) -> None:
+    def __init__(
+        self, spec: GroupSpec, backend: Any, store: Store, devices: Sequence[str], gloo_device: Any = None
+    ) -> None:
         """*store* is kept, for C++ would call into a dead object otherwise."""
         self._spec = spec
         self._devices = devices
-        self._backend = backend
-        self._store = store
+        self.backend = backend
+        self.store = store
+        self.gloo_device = gloo_device
         self.socket_ids: frozenset[SocketId] = frozenset()
         self.touched = False
 
@@ -48,11 +58,17 @@ class GlooLink:
     @property
     def backends(self) -> Mapping[str, Any]:
         """The c10d backend, for every kind of tensor it knows."""
-        return dict.fromkeys(self._devices, self._backend)
+        return dict.fromkeys(self._devices, self.backend)
 
     def issued(self) -> int:
         """Operations started, collectives and point-to-point alike."""
-        return int(self._backend._get_sequence_number_for_group())
+        return int(self.backend._get_sequence_number_for_group())
+
+    def turned_to(self, directory: Directory) -> GlooLink:
+        """A link of the next generation with the same backend."""
+        assert isinstance(self.store, DirectoryStore)
+        self.store.directory = directory
+        return GlooLink(self._spec, self.backend, self.store, self._devices, self.gloo_device)
 
     def intact(self) -> bool:
         """Whether all connections of all groups with these members are up."""
@@ -62,20 +78,28 @@ class GlooLink:
 class GlooAdapter:
     """Forms gloo groups without a TCPStore and without asking a name server."""
 
-    def __init__(self, *, host: str, timeout_s: float, devices: Sequence[str]) -> None:
+    def __init__(self, *, host: str, timeout_s: float, devices: Sequence[str], swap: str | None = None) -> None:
         """*host* is this machine's numeric address; *timeout_s* is how long an operation may take.
 
-        *devices* are the types of device whose tensors the groups are for.
+        *devices* are the types of device whose tensors the groups are for. *swap* is how groups that were connected before are connected again; None asks the environment.
         """
         self._devices = tuple(devices)
         self._host = host
         self._timeout = datetime.timedelta(seconds=timeout_s)
         self._alone = self._new_device()
         self._abandoned: list[Formation[GlooLink]] = []
+        self._shelf: _Shelf | None = None
+        if _checked(swap or os.environ.get(SWAP) or REBUILD) == RECONFIGURE and self._can_reconfigure():
+            self._shelf = _Shelf()
+
+    @property
+    def swap(self) -> str:
+        """How groups are connected again: *reconfigure* only if this torch can."""
+        return REBUILD if self._shelf is None else RECONFIGURE
 
     def form_alone(self, spec: GroupSpec) -> GlooLink:
         """Form a group of which this slot is the only member."""
-        store = _OwnStore()
+        store = OwnStore()
         backend = ProcessGroupGloo(store, 0, 1, self._options(self._alone, self._timeout))
         return GlooLink(spec, backend, store, self._devices)
 
@@ -84,24 +108,7 @@ class GlooAdapter:
         links: dict[str, GlooLink] = {spec.key: self.form_alone(spec) for spec in specs if len(spec.members) == 1}
         shared = [spec for spec in specs if len(spec.members) > 1]
         if shared:
-            devices = {members: self._new_device() for members in {frozenset(spec.members) for spec in shared}}
-            directory = _Directory(shared, meeting)
-            connect_timeout = datetime.timedelta(seconds=max(meeting.remaining_s(), 0.001))
-
-            def form_one(spec: GroupSpec) -> GlooLink:
-                store = _DirectoryStore(spec, directory)
-                options = self._options(devices[frozenset(spec.members)], connect_timeout)
-                backend = ProcessGroupGloo(store, spec.rank, len(spec.members), options)
-                backend._set_default_timeout(self._timeout)
-                return GlooLink(spec, backend, store, self._devices)
-
-            formation = Formation(form_one, shared)
-            try:
-                formed = formation.wait(meeting)
-            except PeerFault:
-                self._abandoned.append(formation)
-                raise
-            _assign_sockets(formed, directory)
+            formed = self._form_shared(shared, meeting)
             links.update({link.spec.key: link for link in formed})
         return links
 
@@ -119,9 +126,95 @@ class GlooAdapter:
     def retire(self, links: list[Link]) -> None:
         """Drop the backends; their destructors join gloo's threads and close its descriptors, without the GIL."""
         while links:
-            links.pop()
+            link = links.pop()
+            if self._shelf is not None:
+                self._shelf.forget(link)
         while self._abandoned:
             self._abandoned.pop()
+
+    def _form_shared(self, specs: Sequence[GroupSpec], meeting: Meeting) -> list[GlooLink]:
+        old = self._reusable(specs)
+        devices = {frozenset(link.spec.members): link.gloo_device for link in old.values()}
+        for members in {frozenset(spec.members) for spec in specs}.difference(devices):
+            devices[members] = self._new_device()
+        directory = Directory(specs, meeting)
+        if self._shelf is None:
+            form_one = self._rebuilder(devices, directory, meeting)
+        else:
+            form_one = self._reconfigurer(specs, old, devices, directory, meeting)
+        formation = Formation(form_one, specs)
+        try:
+            formed = formation.wait(meeting)
+        except PeerFault:
+            self._abandoned.append(formation)
+            raise
+        _assign_sockets(formed, directory)
+        if self._shelf is not None:
+            self._shelf.put(formed)
+        return formed
+
+    def _rebuilder(
+        self, devices: Mapping[Members, Any], directory: Directory, meeting: Meeting
+    ) -> Callable[[GroupSpec], GlooLink]:
+        connect_timeout = datetime.timedelta(seconds=max(meeting.remaining_s(), 0.001))
+
+        def form_one(spec: GroupSpec) -> GlooLink:
+            store = DirectoryStore(spec, directory)
+            options = self._options(devices[frozenset(spec.members)], connect_timeout)
+            backend = ProcessGroupGloo(store, spec.rank, len(spec.members), options)
+            backend._set_default_timeout(self._timeout)
+            return GlooLink(spec, backend, store, self._devices)
+
+        return form_one
+
+    def _reconfigurer(
+        self,
+        specs: Sequence[GroupSpec],
+        old: Mapping[str, GlooLink],
+        devices: Mapping[Members, Any],
+        directory: Directory,
+        meeting: Meeting,
+    ) -> Callable[[GroupSpec], GlooLink]:
+        links: dict[str, GlooLink] = {}
+        for spec in specs:
+            device = devices[frozenset(spec.members)]
+            links[spec.key] = (
+                old[spec.key].turned_to(directory) if spec.key in old else self._unconnected(spec, device, directory)
+            )
+        handles = Pages(HANDLES_TOPIC, meeting)
+        handles.publish({key: reconfigure.handle(link.backend) for key, link in links.items()})
+
+        def form_one(spec: GroupSpec) -> GlooLink:
+            link = links[spec.key]
+            named = [str(handles.find(spec, slot)) for slot in spec.members]
+            reconfigure.connect(link.backend, named, meeting.remaining_s())
+            return link
+
+        return form_one
+
+    def _unconnected(self, spec: GroupSpec, device: Any, directory: Directory) -> GlooLink:
+        store = DirectoryStore(spec, directory)
+        options = self._options(device, self._timeout)
+        reconfigure.enable(options)
+        backend = ProcessGroupGloo(store, spec.rank, len(spec.members), options)
+        return GlooLink(spec, backend, store, self._devices, device)
+
+    def _reusable(self, specs: Sequence[GroupSpec]) -> dict[str, GlooLink]:
+        """The links that these groups had before, as far as their backends can be connected anew."""
+        old = self._shelf.take(specs) if self._shelf is not None else []
+        return {link.spec.key: link for link in old if reconfigure.is_free(link.backend)}
+
+    def _can_reconfigure(self) -> bool:
+        """Ask a backend, not the version; what it says is put to the proof."""
+        options = self._options(self._alone, self._timeout)
+        if not reconfigure.enable(options):
+            return False
+        store = OwnStore()
+        backend = ProcessGroupGloo(store, 0, 1, options)
+        if not reconfigure.is_supported(backend):
+            return False
+        reconfigure.assert_effective(backend)
+        return True
 
     def _new_device(self) -> Any:
         return ProcessGroupGloo.create_device(hostname=self._host, lazy_init=False)
@@ -134,101 +227,36 @@ class GlooAdapter:
         return options
 
 
-class _OwnStore(Store):
-    """The store of a group of one: it only ever reads back what it wrote."""
+class _Shelf:
+    """The links whose backends can be connected anew, by group."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self._values: dict[str, bytes] = {}
-
-    def set(self, key: str, value: bytes) -> None:  # type: ignore[override]
-        self._values[key] = value
-
-    def get(self, key: str) -> bytes:
-        return self._values[key]
-
-    def wait(self, keys: list[str], timeout: datetime.timedelta | None = None) -> None:
-        """Everything that is asked for is there."""
-
-
-class _DirectoryStore(Store):
-    """What one gloo group sees of the addresses.
-
-    gloo sets ``<device>/<rank>`` once, then waits for and gets each rank's.
-    """
-
-    def __init__(self, spec: GroupSpec, directory: _Directory) -> None:
-        super().__init__()
-        self._spec = spec
-        self._directory = directory
-
-    def set(self, key: str, value: bytes) -> None:  # type: ignore[override]
-        self._directory.enter(self._spec, bytes(value))
-
-    def get(self, key: str) -> bytes:
-        rank = int(key.rpartition("/")[2])
-        return self._directory.find(self._spec, self._spec.members[rank])
-
-    def wait(self, keys: list[str], timeout: datetime.timedelta | None = None) -> None:
-        for key in keys:
-            self.get(key)
-
-
-class _Directory:
-    """Every slot's addresses of all groups that are being formed: sent once, when the last own one is known."""
-
-    def __init__(self, specs: Sequence[GroupSpec], meeting: Meeting) -> None:
-        """Made when the devices already listen."""
-        self._meeting = meeting
-        self._listening = [tcp.local for tcp in sockets.open_tcp_sockets() if tcp.listening]
-        self._missing = {spec.key for spec in specs}
-        self._own: dict[str, bytes] = {}
-        self._listeners: dict[str, SockAddr] = {}
+        self._links: dict[str, GlooLink] = {}
         self._lock = threading.Lock()
-        self._pages: dict[Slot, dict[str, Any]] = {}
 
-    def enter(self, spec: GroupSpec, address: bytes) -> None:
-        listener = self._listener_in(address)
+    def put(self, links: Iterable[GlooLink]) -> None:
         with self._lock:
-            self._own[spec.key] = address
-            self._listeners[spec.key] = listener
-            self._missing.discard(spec.key)
-            complete = not self._missing
-        if complete:
-            page = {key: [value.hex(), *self._listeners[key]] for key, value in self._own.items()}
-            self._meeting.publish(TOPIC, json.dumps(page).encode())
+            self._links.update({link.spec.key: link for link in links})
 
-    def _listener_in(self, address: bytes) -> SockAddr:
-        """The listening socket that a gloo address speaks of: the one of this process whose ``sockaddr`` it contains."""
-        for listener in self._listening:
-            if sockets.packed_address(listener) in address:
-                return listener
-        raise HotswapError(
-            "gloo published an address at which this process does not listen; use a torch version that is tested"
-        )
+    def take(self, specs: Iterable[GroupSpec]) -> list[GlooLink]:
+        """Those of these groups; they come back only when they are connected again."""
+        with self._lock:
+            return [self._links.pop(spec.key) for spec in specs if spec.key in self._links]
 
-    def find(self, spec: GroupSpec, slot: Slot) -> bytes:
-        return self._own[spec.key] if slot == self._meeting.slot else bytes.fromhex(self._entry(spec, slot)[0])
-
-    def listener(self, spec: GroupSpec, slot: Slot) -> SockAddr:
-        if slot == self._meeting.slot:
-            return self._listeners[spec.key]
-        _, host, port = self._entry(spec, slot)
-        return str(host), int(port)
-
-    def _entry(self, spec: GroupSpec, slot: Slot) -> list[Any]:
-        page = self._pages.get(slot)
-        if page is None:
-            page = self._pages[slot] = json.loads(self._meeting.lookup(TOPIC, slot))
-        if spec.key not in page:
-            raise PeerUnreachable(
-                f"slot {slot} does not take part in group {spec.key}; all slots must create the same groups in the same order"
-            )
-        entry: list[Any] = page[spec.key]
-        return entry
+    def forget(self, link: Link) -> None:
+        """Nobody is going to connect this one again."""
+        with self._lock:
+            if self._links.get(link.spec.key) is link:
+                del self._links[link.spec.key]
 
 
-def _assign_sockets(links: Sequence[GlooLink], directory: _Directory) -> None:
+def _checked(swap: str) -> str:
+    if swap not in (REBUILD, RECONFIGURE):
+        raise UsageError(f"{SWAP}={swap} is not known; use {REBUILD} or {RECONFIGURE}")
+    return swap
+
+
+def _assign_sockets(links: Sequence[GlooLink], directory: Directory) -> None:
     """Give every link the sockets of its device: either end of each of its connections is a listener of the group."""
     connected = [tcp for tcp in sockets.open_tcp_sockets() if tcp.remote is not None]
     by_members: dict[Members, frozenset[SocketId]] = {}
@@ -239,7 +267,7 @@ def _assign_sockets(links: Sequence[GlooLink], directory: _Directory) -> None:
         link.socket_ids = by_members[members]
 
 
-def _sockets_of(spec: GroupSpec, directory: _Directory, connected: Sequence[TcpSocket]) -> frozenset[SocketId]:
+def _sockets_of(spec: GroupSpec, directory: Directory, connected: Sequence[TcpSocket]) -> frozenset[SocketId]:
     own = directory.listener(spec, spec.members[spec.rank])
     peers = {directory.listener(spec, slot) for slot in spec.members} - {own}
     return frozenset(tcp.id for tcp in connected if tcp.local == own or tcp.remote in peers)

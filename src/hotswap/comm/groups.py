@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import FakeProcessGroup, Store
 from torch.distributed import ProcessGroup
 
 from hotswap.comm import p2p
-from hotswap.comm.gloo import GlooAdapter
+from hotswap.comm.gloo import REBUILD, GlooAdapter
 from hotswap.comm.meeting import DeadlineMeeting
 from hotswap.comm.plug import Plug
 from hotswap.comm.port import AbortReport, Adapter, ConnectReport, GroupSpec, Link, Rendezvous
@@ -135,7 +135,7 @@ class Groups:
         """Show on the world group that operations reach a backend that was plugged in."""
         group = dist.group.WORLD
         assert group is not None
-        gloo = GlooAdapter(host=self._host, timeout_s=self._timeout_s, devices=DEVICES)
+        gloo = GlooAdapter(host=self._host, timeout_s=self._timeout_s, devices=DEVICES, swap=REBUILD)
         link = gloo.form_alone(GroupSpec(key="self-test", members=(self._slot,), rank=0))
         self._plug.put([(group, link.backends)])
         dist.all_reduce(torch.ones(1))
