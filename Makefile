@@ -4,18 +4,25 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# The newest torch that is tested, beside the pinned one: some of it can do more.
+TORCH_NEXT := 2.14.1
+VENV_NEXT := .venv-next
+READY_NEXT := $(VENV_NEXT)/.ready-$(TORCH_NEXT)
 
 # Reverse look-ups that hang would otherwise stall torch's own stores in tests that compare with plain torch.
 export RES_OPTIONS := timeout:1 attempts:1
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo test check bench docs clean
+.PHONY: demo test test-torch-next check bench docs clean
 
 demo: $(READY)
 	$(BIN)/hotswap demo
 
 test: check
 	$(BIN)/python -m pytest --cov=hotswap.core --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=100
+
+test-torch-next: $(READY_NEXT)
+	$(VENV_NEXT)/bin/python -m pytest tests/comm tests/replication
 
 check: $(READY)
 	$(BIN)/ruff check .
@@ -37,5 +44,11 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo,megatron,test,dev,bench]'
 	touch $(READY)
 
+$(READY_NEXT): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV_NEXT)
+	grep -v '^torch==' constraints.txt > $(VENV_NEXT)/constraints.txt
+	$(VENV_NEXT)/bin/python -m pip install --quiet --constraint $(VENV_NEXT)/constraints.txt torch==$(TORCH_NEXT) --editable '.[demo,megatron,test]'
+	touch $(READY_NEXT)
+
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV_NEXT) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
