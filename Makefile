@@ -22,7 +22,7 @@ test: check
 	$(BIN)/python -m pytest --cov=hotswap.core --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=100
 
 test-torch-next: $(READY_NEXT)
-	$(VENV_NEXT)/bin/python -m pytest tests/comm tests/replication
+	$(VENV_NEXT)/bin/python -m pytest tests/comm tests/replication tests/integrations
 
 check: $(READY)
 	$(BIN)/ruff check .

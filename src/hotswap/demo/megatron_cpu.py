@@ -137,11 +137,12 @@ def _nothing(*_args: Any, **_kwargs: Any) -> None: ...
 
 def _stub_triton() -> None:
     """Megatron-Core 0.17 and later import triton unconditionally; its kernels are never launched on the CPU."""
-    if importlib.util.find_spec("triton") is not None:
-        return
-    # torch must look for triton, and conclude that there is none, before there is something by that name.
+    # torch must look for triton, and conclude that there is none, before there is something by that name; and dynamo
+    # lists torch's functions when it is imported, and refuses when several are the same one, as they are from here on.
     importlib.import_module("torch._dynamo")
     importlib.import_module("torch._inductor.compile_fx")
+    if importlib.util.find_spec("triton") is not None:
+        return
     triton, language = types.ModuleType("triton"), types.ModuleType("triton.language")
     for module in (triton, language):
         module.__spec__ = importlib.machinery.ModuleSpec(module.__name__, None)

@@ -13,8 +13,9 @@ import torch
 
 import hotswap
 from hotswap.demo import megatron_cpu
+from hotswap.demo.seeding import has_gpus, seed_everything, training_device
 
-if not torch.cuda.is_available():
+if not has_gpus():
     megatron_cpu.install()  # before anything of Megatron-Core is imported
 
 from megatron.core import parallel_state, tensor_parallel
@@ -36,9 +37,8 @@ from hotswap.demo.loader import ExactlyOnceLoader, Microbatch
 from hotswap.demo.moments import place_in_megatron
 from hotswap.demo.options import TrainOptions, parse_train_options
 from hotswap.demo.records import Recorder
-from hotswap.demo.seeding import seed_everything, training_device
 
-if not torch.cuda.is_available():
+if not has_gpus():
     megatron_cpu.patch_megatron()
 
 BUCKET_PARAMETERS = 40_000

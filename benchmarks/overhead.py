@@ -1,0 +1,327 @@
+"""What protection costs per step: step time with and without it, in the same processes, on the same work.
+
+    python benchmarks/overhead.py [--programs fsdp2 megatron-dp2 megatron-tp2] [--output overhead.json]
+
+Each program trains as it does under ``hotswap run``. Blocks of steps with and without hotswap's per-step work (attempt, commit
+gate, snapshot, replication) alternate in random order, so that whatever drifts hits both, and the ratio of the two blocks of each
+pair is what counts: its mean with a 95 % bootstrap interval. Process groups are the same in both; that they cost what plain torch's
+cost is shown by collective_cost.py. Every block begins with an untimed step of its own kind, so that a timed step of a protected
+block always runs beside the copy and the sending of the snapshot before it. Only the stream that computes is waited for at
+the end of a block: waiting for the whole device would measure the copy.
+
+Both "nodes" are on this machine, and replicas travel by TCP over its loopback. Where they are slower than steps, snapshots move
+apart until waiting is within --overhead-limit; how far is in the table. On CPUs the ratio says little: copy and training
+share the cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+CONFIDENCE = 0.95
+RESAMPLES = 4000
+WORKER_S_MAX = 400
+SIZES = ("layers", "width", "tokens", "rows", "microbatches")
+
+
+# --- the driver --------------------------------------------------------------------------------------------------------
+
+
+def main() -> int:
+    """Run the programs one after the other; a table and JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--programs", nargs="+", choices=list(PROGRAMS), default=list(PROGRAMS))
+    parser.add_argument("--pairs", type=int, default=20, help="pairs of blocks")
+    parser.add_argument("--steps", type=int, default=10, help="timed steps in a block")
+    parser.add_argument("--overhead-limit", default="0.001")
+    parser.add_argument("--snapshot-interval", default="1")
+    parser.add_argument("--output", type=Path, default=Path("overhead.json"))
+    for name in SIZES:
+        parser.add_argument(f"--{name}", type=int, nargs="+", default=[0], help="several: one run for each")
+    parser.add_argument("--worker", default="", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker:
+        work(json.loads(args.worker))
+        return 0
+    results = []
+    print(HEADER, flush=True)
+    for program in args.programs:
+        for case in cases(args):
+            result = run(program, case, args)
+            results.append(result)
+            print(row(result), flush=True)
+    content = {"command": " ".join(["python", *sys.argv]), "versions": versions(), "results": results}
+    args.output.write_text(json.dumps(content, indent=1) + "\n")
+    return 0
+
+
+def cases(args: argparse.Namespace) -> list[dict[str, int]]:
+    """Sizes of each run: options with one value hold for all, those with several are taken in step."""
+    count = max(len(getattr(args, name)) for name in SIZES)
+    made = []
+    for index in range(count):
+        values = {name: getattr(args, name)[min(index, len(getattr(args, name)) - 1)] for name in SIZES}
+        made.append({name: value for name, value in values.items() if value})
+    return made
+
+
+def run(program: str, sizes: dict[str, int], args: argparse.Namespace) -> dict[str, Any]:
+    """One program under ``hotswap run``; slot 0 leaves the result."""
+    with tempfile.TemporaryDirectory(prefix="hotswap-overhead-") as directory:
+        out = Path(directory) / "result.json"
+        order = {"program": program, "sizes": sizes, "pairs": args.pairs, "steps": args.steps, "out": str(out)}
+        command = [
+            *(sys.executable, "-m", "hotswap.cli", "run", "--standalone", "--nnodes", "2", "--nproc-per-node", "1"),
+            *("--no-preload", "--redirects", "3", "--log-dir", directory, "--rdzv-id", "job"),
+            *("--overhead-limit", args.overhead_limit, "--snapshot-interval", args.snapshot_interval),
+            *(__file__, "--worker", json.dumps(order)),
+        ]
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=WORKER_S_MAX)
+        if done.returncode != 0 or not out.exists():
+            logs = "".join(path.read_text()[-2000:] for path in Path(directory).glob("job/*/gen*/*.err"))
+            raise SystemExit(f"{program} ended with {done.returncode}\n{done.stderr[-2000:]}\n{logs}")
+        return dict(json.loads(out.read_text()))
+
+
+HEADER = (
+    f"{'program':16}{'params':>9}{'MB/step':>9}{'step ms':>9}{'MB/ms':>7}{'apart':>6}"
+    f"{'ratio':>8}{'95 % interval':>18}{'stall ms':>10}{'HBM MB':>8}{'host MB':>9}"
+)
+
+
+def row(result: dict[str, Any]) -> str:
+    """A line of the table."""
+    low, high = result["interval"]
+    return (
+        f"{result['program']:16}{result['parameters'] / 1e6:8.1f}M{result['snapshot_mb']:9.1f}{result['step_ms']:9.2f}"
+        f"{result['snapshot_mb'] / result['step_ms']:7.2f}{result['steps_apart']:6d}{result['ratio']:8.4f}"
+        f"  [{low:.4f}, {high:.4f}]{result['stall_ms_per_step']:10.2f}{result['device_extra_mb']:8.1f}"
+        f"{result['host_mb']:9.1f}"
+    )
+
+
+def versions() -> dict[str, str]:
+    """Of what was measured."""
+    import torch
+
+    found = {"python": sys.version.split()[0], "torch": torch.__version__, "cpus": str(os.cpu_count())}
+    if torch.cuda.is_available():
+        found["gpu"] = torch.cuda.get_device_name()
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    return found
+
+
+# --- a worker ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """What is trained: one call is one step, without what the session does around it."""
+
+    model: Any
+    optimizer: Any
+    step: Callable[[], None]
+
+
+def build_fsdp2(session: Any, sizes: dict[str, int]) -> Training:
+    """A GPT in bf16 mixed precision, parameters and optimizer sharded over both slots."""
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    from hotswap.demo.model import GPT, GPTConfig
+    from hotswap.demo.options import TrainOptions
+    from hotswap.demo.seeding import training_device
+
+    options = replace(TrainOptions(), **sizes)
+    device = training_device()
+    model = GPT(
+        GPTConfig(
+            tokens=options.tokens,
+            layers=options.layers,
+            width=options.width,
+            heads=max(1, options.width // 64),
+            dropout=0.0,
+        )
+    ).to(device)
+    mesh = init_device_mesh(device.type, (session.world_size,), mesh_dim_names=("dp_shard",))
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=device.type == "cuda")
+    tokens = torch.randint(0, 256, (options.rows, options.tokens), device=device)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(tokens, tokens).backward()
+        optimizer.step()
+
+    return Training(model=model, optimizer=optimizer, step=step)
+
+
+def build_megatron(tp: int, dp: int) -> Callable[[Any, dict[str, int]], Training]:
+    """A Megatron-Core GPT in bf16 with the distributed optimizer and overlapped communication."""
+
+    def build(session: Any, sizes: dict[str, int]) -> Training:
+        import torch
+        from megatron.core import parallel_state, tensor_parallel
+
+        from hotswap.demo import train_megatron as program
+        from hotswap.demo.loader import Microbatch
+        from hotswap.demo.options import Layout, TrainOptions
+        from hotswap.demo.seeding import training_device
+
+        base = TrainOptions(layout=Layout(tp=tp, dp=dp), bf16=True, overlap=True, dropout=0.0)
+        options = replace(base, **sizes)
+        parallel_state.initialize_model_parallel(tp, 1, create_gloo_process_groups=False)
+        tensor_parallel.model_parallel_cuda_manual_seed(1)
+        program.BUCKET_PARAMETERS = 40_000_000  # Megatron's own default; the demonstration's is for a toy
+        model = program.build_model(program.transformer_config(options), options)
+        optimizer = program.build_optimizer(model, options)
+        tokens = torch.randint(0, 256, (options.rows, options.tokens), device=training_device())
+        batches = [Microbatch(tokens=tokens, labels=tokens)] * options.microbatches
+        schedule = program.get_forward_backward_func()
+
+        def step() -> None:
+            model.zero_grad_buffer()
+            optimizer.zero_grad()
+            schedule(
+                forward_step_func=program.forward_step,
+                data_iterator=iter(batches),
+                model=[model],
+                num_microbatches=len(batches),
+                seq_length=options.tokens,
+                micro_batch_size=options.rows,
+                forward_only=False,
+            )
+            optimizer.step()
+
+        return Training(model=model, optimizer=optimizer, step=step)
+
+    return build
+
+
+PROGRAMS: dict[str, Callable[[Any, dict[str, int]], Training]] = {
+    "fsdp2": build_fsdp2,
+    "megatron-dp2": build_megatron(tp=1, dp=2),
+    "megatron-tp2": build_megatron(tp=2, dp=1),
+}
+
+
+class Meter:
+    """Times blocks of steps of one training."""
+
+    def __init__(self, session: Any, training: Training) -> None:
+        """Adds up what the session has waited for replicas."""
+        import torch
+
+        self.torch = torch
+        self.on_gpu = torch.cuda.is_available()
+        self.session, self.training = session, training
+        self.waited_s = 0.0
+
+    def settle(self) -> None:
+        """Wait for this stream, not for the device."""
+        if self.on_gpu:
+            self.torch.cuda.current_stream().synchronize()
+
+    def protected(self) -> None:
+        """A step as a user's script does it."""
+        with self.session.attempt():
+            self.training.step()
+        self.waited_s += self.session._waited_s
+
+    def bare(self) -> None:
+        """The same work, without the session's."""
+        self.session.rehearsing = True
+        self.training.step()
+        self.session.rehearsing = False
+
+    def block(self, step: Callable[[], None], steps: int) -> float:
+        """Seconds of *steps* steps, after an untimed one."""
+        step()
+        self.settle()
+        self.waited_s = 0.0
+        began = time.monotonic()
+        for _ in range(steps):
+            step()
+        self.settle()
+        return time.monotonic() - began
+
+    def peak(self, step: Callable[[], None]) -> int:
+        """Bytes of device memory in use at most during a step."""
+        if not self.on_gpu:
+            return 0
+        self.torch.cuda.reset_peak_memory_stats()
+        step()
+        self.settle()
+        return int(self.torch.cuda.max_memory_allocated())
+
+
+def work(order: dict[str, Any]) -> None:
+    """The training script: warm up, then pairs of blocks; every slot does the same, slot 0 writes the result."""
+    import hotswap
+
+    session = hotswap.init()
+    training = PROGRAMS[order["program"]](session, order["sizes"])
+    session.protect(model=training.model, optimizer=training.optimizer)
+    assert session.step == 0
+    meter = Meter(session, training)
+    for _ in range(30):  # longer than it takes to agree on an interval
+        meter.protected()
+    draw = random.Random(0)
+    pairs, stalls, times = [], [], []
+    for _ in range(order["pairs"]):
+        kinds = [meter.protected, meter.bare]
+        draw.shuffle(kinds)
+        found = {}
+        for kind in kinds:
+            found[kind.__name__] = meter.block(kind, order["steps"])
+            if kind.__name__ == "protected":
+                stalls.append(meter.waited_s)
+        pairs.append(found["protected"] / found["bare"])
+        times.append(found["bare"] / order["steps"])
+    extra = meter.peak(meter.protected) - meter.peak(meter.bare)
+    if session.slot == 0:
+        layout = session._state().plan()
+        low, high = bootstrap(pairs)
+        result = {
+            **{key: order[key] for key in ("program", "sizes", "steps")},
+            "parameters": sum(parameter.numel() for parameter in training.model.parameters()),
+            "snapshot_mb": layout.nbytes / 1e6,
+            "replica_mb": layout.unique_nbytes / 1e6,
+            "host_mb": 2 * (layout.nbytes + layout.unique_nbytes) / 1e6,
+            "step_ms": statistics.median(times) * 1e3,
+            "steps_apart": session._pace.interval,
+            "ratio": statistics.fmean(pairs),
+            "interval": [low, high],
+            "stall_ms_per_step": statistics.fmean(stalls) / order["steps"] * 1e3,
+            "device_extra_mb": extra / 1e6,
+            "pairs": [round(pair, 5) for pair in pairs],
+        }
+        Path(order["out"]).write_text(json.dumps(result))
+
+
+def bootstrap(values: Sequence[float]) -> tuple[float, float]:
+    """The interval in which the mean lies with 95 % confidence."""
+    draw = random.Random(0)
+    means = sorted(statistics.fmean(draw.choices(values, k=len(values))) for _ in range(RESAMPLES))
+    tail = (1 - CONFIDENCE) / 2
+    return means[int(tail * RESAMPLES)], means[int((1 - tail) * RESAMPLES) - 1]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
