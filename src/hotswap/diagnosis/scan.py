@@ -1,0 +1,88 @@
+"""Finds the few lines of a log that matter, at the speed of the disk.
+
+Logs repeat themselves: the same few sentences with other numbers. So a block is stripped of everything that is only a
+number (digits and the letters of hexadecimal ones), cut into lines, and each *template* that has not been seen before is
+searched once for the literals the rules need. Deleting characters from a line and from the literal alike keeps every
+occurrence, so nothing is lost, only a few lines too many are kept; whoever reads the lines decides. All steps over the whole
+block are single calls into C.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import BinaryIO
+
+BLOCK_BYTES = 1 << 20
+LINE_BYTES_MAX = 1 << 16
+"""Longer lines are cut here; what was cut off is looked at as a line of its own."""
+OVERLAP_BYTES = 256
+"""A cut line's pieces share this much, so that no literal is lost at the cut."""
+TEMPLATES_MAX = 1 << 16
+"""Templates known to be of no interest; forgotten all at once when there are more."""
+TEMPLATE_BYTES_MAX = 512
+"""Longer templates are searched each time instead of being remembered, which bounds the memory for them to 32 MiB."""
+
+NOISE = b"0123456789abcdef"
+
+
+class Scanner:
+    """Yields the lines that contain one of the literals, with their byte offsets. Keeps its memory from file to file."""
+
+    def __init__(self, literals: Iterable[str], *, block_bytes: int = BLOCK_BYTES) -> None:
+        """Looks for any of *literals*, which must not consist of digits and the letters a to f alone."""
+        stripped = {literal.encode().translate(None, NOISE) for literal in literals}
+        if not stripped or min(map(len, stripped)) < 2:
+            raise ValueError("a literal without two characters beside digits and a-f finds nothing")
+        self._search = re.compile(b"|".join(re.escape(literal) for literal in sorted(stripped))).search
+        self._block_bytes = block_bytes
+        self._dull: set[bytes] = set()
+        self.bytes_read = 0
+
+    def lines(self, stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
+        """(offset of the line in the stream, the line without its end) for each line of interest."""
+        rest = b""
+        start = 0
+        while block := stream.read(self._block_bytes):
+            self.bytes_read += len(block)
+            block = rest + block
+            whole, rest = _split_at_last_line_end(block)
+            if whole:
+                yield from self._of_block(whole, start)
+            start += len(block) - len(rest)
+        if rest:
+            yield from self._of_block(rest, start)
+
+    def _of_block(self, block: bytes, start: int) -> Iterator[tuple[int, bytes]]:
+        templates = block.translate(None, NOISE).splitlines()
+        lively = {template for template in set(templates) - self._dull if self._is_lively(template)}
+        if not lively:
+            return
+        offset = start
+        lines = block.splitlines(keepends=True)
+        if len(lines) != len(templates):
+            # "7%\r5\n" loses its 5, and the two line ends become one.
+            templates = [line.translate(None, NOISE).rstrip(b"\r\n") for line in lines]
+            lively.update(template for template in templates if self._search(template) is not None)
+        for line, template in zip(lines, templates, strict=True):
+            if template in lively:
+                yield offset, line.rstrip(b"\r\n")
+            offset += len(line)
+
+    def _is_lively(self, template: bytes) -> bool:
+        if self._search(template) is not None:
+            return True
+        if len(template) <= TEMPLATE_BYTES_MAX:
+            if len(self._dull) >= TEMPLATES_MAX:
+                self._dull.clear()
+            self._dull.add(template)
+        return False
+
+
+def _split_at_last_line_end(block: bytes) -> tuple[bytes, bytes]:
+    """(whole lines, start of an unfinished one); a line without end is cut rather than kept for ever."""
+    end = max(block.rfind(b"\n"), block.rfind(b"\r", max(0, len(block) - LINE_BYTES_MAX), len(block) - 1)) + 1
+    if len(block) - end > LINE_BYTES_MAX:
+        cut = len(block) - OVERLAP_BYTES
+        return block[:cut], block[cut:]
+    return block[:end], block[end:]

@@ -1,0 +1,67 @@
+"""The scanner loses no line that a plain search would find, whatever the blocks, and keeps offsets right."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hotswap.diagnosis import scan
+
+LITERALS = ("NVRM: Xid", "out of memory", "Traceback (most", "dead peer")
+WORDS = st.sampled_from(
+    [*LITERALS, "out of", " memory", "Xid", "0x7f", "deadbeef", "step 17", "\r", "\n", "\r\n", "", "é"]
+)
+
+
+@given(st.lists(WORDS, max_size=40).map("".join), st.integers(1, 64))
+def test_every_line_with_a_literal_is_found(text: str, block_bytes: int) -> None:
+    data = text.encode()
+    found = dict(scan.Scanner(LITERALS, block_bytes=block_bytes).lines(io.BytesIO(data)))
+    offset = 0
+    for line in data.splitlines(keepends=True):
+        if any(literal.encode() in line for literal in LITERALS):
+            assert found[offset] == line.rstrip(b"\r\n"), (offset, found)
+        offset += len(line)
+
+
+@given(st.lists(WORDS, max_size=40).map("".join), st.integers(1, 64))
+def test_offsets_point_at_the_lines(text: str, block_bytes: int) -> None:
+    data = text.encode()
+    for offset, line in scan.Scanner(LITERALS, block_bytes=block_bytes).lines(io.BytesIO(data)):
+        assert data[offset : offset + len(line)] == line
+
+
+def test_dull_lines_are_left_out() -> None:
+    data = b"".join(b"iteration %d loss 2.%d\n" % (number, number) for number in range(50_000)) + b"dead peer\n"
+    scanner = scan.Scanner(LITERALS)
+    assert [line for _, line in scanner.lines(io.BytesIO(data))] == [b"dead peer"]
+    assert scanner.bytes_read == len(data)
+
+
+def test_a_line_without_end_is_cut_and_still_searched() -> None:
+    data = b"x" * (3 * scan.BLOCK_BYTES) + b"out of memory" + b"y" * scan.BLOCK_BYTES
+    found = list(scan.Scanner(LITERALS).lines(io.BytesIO(data)))
+    assert found and all(b"out of memory" in line for _, line in found)
+    assert max(len(line) for _, line in found) <= 2 * scan.BLOCK_BYTES
+
+
+def test_a_literal_on_the_cut_is_not_lost() -> None:
+    for shift in range(len(b"out of memory") + 1):
+        data = b"x" * (2 * scan.BLOCK_BYTES - shift) + b"out of memory" + b"z" * scan.BLOCK_BYTES
+        assert list(scan.Scanner(LITERALS).lines(io.BytesIO(data))), shift
+
+
+def test_memory_for_templates_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan, "TEMPLATES_MAX", 100)
+    scanner = scan.Scanner(LITERALS)
+    lines = b"".join(bytes([103 + a, 103 + b, 103 + c, 10]) for a in range(15) for b in range(15) for c in range(15))
+    assert list(scanner.lines(io.BytesIO(lines))) == []
+    assert 0 < len(scanner._dull) <= 100
+
+
+def test_literals_of_noise_alone_are_refused() -> None:
+    with pytest.raises(ValueError, match="finds nothing"):
+        scan.Scanner(["abc123"])
