@@ -154,7 +154,7 @@ def killed_by_launcher(findings: Findings) -> Match | None:
     return None
 
 
-_CONNECTS = ("net.no-route", "gloo.full-mesh", "net.unknown-name")
+_CONNECTS = ("net.no-route", "gloo.full-mesh", "net.unknown-name", "rdzv.store-unreachable", "rdzv.unreachable")
 _RUNNING_SEQ = 50
 """A sequence number from which on a group has been working, not being set up."""
 
@@ -164,6 +164,7 @@ def connect_after_start(findings: Findings) -> Match | None:
     connects = of_rule(findings, *_CONNECTS)
     ran = [f for f in of_kind(findings, "collective_timeout") if int(f.evidence.fact("seq") or 0) >= _RUNNING_SEQ]
     ran += [f for f in of_kind(findings, "progress") if int(f.evidence.fact("step") or 0) >= 1]
+    ran += of_kind(findings, "supervising")
     if connects and ran:
         return Match(evidence=(connects[0].evidence, ran[0].evidence), explains=tuple(connects))
     return None
@@ -176,6 +177,33 @@ def both_ends_reset(findings: Findings) -> Match | None:
     others = [f for f in findings if f.strength > Strength.CONTEXT or f.evidence.kind == "collective_timeout"]
     if len(nodes) == 2 and not others:
         return Match(evidence=tuple(finding.evidence for finding in resets[:4]))
+    return None
+
+
+def memory_before_model(findings: Findings) -> Match | None:
+    """The driver had no memory while the process was only being set up."""
+    bare = of_rule(findings, "gpu.oom-bare", "gpu.oom-other-text")
+    starting = of_kind(findings, "starting")
+    if bare and starting and not of_kind(findings, "progress", "cuda_oom"):
+        return Match(evidence=(bare[0].evidence, starting[0].evidence), explains=tuple(bare))
+    return None
+
+
+_LOST_FILE = ("FileNotFoundError", "LocalEntryNotFoundError", "OSError", "DatasetNotFoundError", "ConnectionError")
+
+
+def retries_then_error(findings: Findings) -> Match | None:
+    """A download was tried again and again, and what finally came looks like a wrong path."""
+    network = of_rule(findings, "hub.unavailable", "storage.object-store")
+    errors = [
+        finding
+        for finding in findings
+        if finding.strength >= Strength.SYMPTOM
+        and finding.rule not in ("hub.unavailable", "storage.object-store")
+        and finding.evidence.text.split(":")[0].rsplit(".", 1)[-1] in _LOST_FILE
+    ]
+    if network and errors and findings.index(network[0]) < findings.index(errors[-1]):
+        return Match(evidence=(network[0].evidence, errors[-1].evidence), explains=tuple(errors))
     return None
 
 
@@ -305,6 +333,8 @@ PREDICATES: dict[str, Predicate] = {
         link_flaps,
         slowdown,
         loss_spike,
+        memory_before_model,
+        retries_then_error,
         crash_everywhere,
     )
 }

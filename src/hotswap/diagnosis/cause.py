@@ -64,7 +64,7 @@ def default_book() -> RuleBook:
     return RuleBook()
 
 
-_CONTEXT_KINDS = frozenset({"progress", "host_memory", "loading", "closing"})
+_CONTEXT_KINDS = frozenset({"progress", "host_memory", "loading", "closing", "supervising", "starting"})
 _SURVIVED = re.compile(r"(?<!NCCL )\bWARN(?:ING)?\b|[Rr]etrying|will retry|attempt \d+ of")
 
 

@@ -57,6 +57,15 @@ def _xid(match: re.Match[str]) -> tuple[str, Facts] | None:
     return "xid", facts
 
 
+def _xid_of_uuid(match: re.Match[str]) -> tuple[str, Facts] | None:
+    """As health agents print it: the board by its UUID instead of its address."""
+    return "xid", {"code": int(match[1]), "gpu": match[2], "detail": match[3][:200]}
+
+
+def _xid_bare(match: re.Match[str]) -> tuple[str, Facts] | None:
+    return "xid", {"code": int(match[1]), "gpu": pci_address(match.string), "detail": ""}
+
+
 def _sxid(match: re.Match[str]) -> tuple[str, Facts] | None:
     detail = match[3]
     facts: Facts = {"code": int(match[2]), "gpu": pci_address(match[1]), "detail": detail[:200]}
@@ -126,12 +135,19 @@ def _cuda_oom(match: re.Match[str]) -> tuple[str, Facts] | None:
         facts["others"] = sum(others) if own else sum(sorted(others)[:-1])
     tried, free, total = (int(facts.get(name, 0)) for name in ("tried", "free", "total"))
     facts["absurd"] = bool(facts["absurd"]) or (total > 0 and tried > 16 * total)
+    own_bytes = max(int(facts.get("reserved", 0)), int(facts.get("allocated", 0)))
+    accounted = own_bytes + int(facts.get("unallocated", 0)) + free
+    foreign = own_bytes > 0 and total > 0 and accounted < 0.6 * total
     facts["fits"] = tried > 0 and free > 2 * tried and free > total // 8
-    facts["crowded"] = total > 0 and int(facts.get("others", 0)) > total // 3
+    facts["crowded"] = total > 0 and (foreign or int(facts.get("others", 0)) > total // 3)
     return "cuda_oom", facts
 
 
 _OOM_FIELDS = (
+    ("allocated", rf"{_SIZE} already allocated"),
+    ("allocated", rf"allocated memory {_SIZE} is allocated by"),
+    ("reserved", rf"{_SIZE} reserved in total"),
+    ("unallocated", rf"and {_SIZE} is reserved by PyTorch but unallocated"),
     ("tried", rf"Tried to allocate {_SIZE}"),
     ("free", rf"of which {_SIZE} is free"),
     ("free", rf"[;,] {_SIZE} free"),
@@ -157,6 +173,10 @@ def _exit_signal_name(match: re.Match[str]) -> tuple[str, Facts] | None:
         return "exit", {"signal": int(signal.Signals[match[1]])}
     except KeyError:
         return None
+
+
+def _mpirun_exit(match: re.Match[str]) -> tuple[str, Facts] | None:
+    return "exit", {"node": match[2], "rank": int(match[1]), "signal": int(match[3])}
 
 
 _SRUN_WORDS = {
@@ -186,6 +206,16 @@ def _closing(match: re.Match[str]) -> tuple[str, Facts] | None:
 
 def _host_memory(match: re.Match[str]) -> tuple[str, Facts] | None:
     return "host_memory", {"bytes": size_bytes(match[1], match[2])}
+
+
+def _supervising(_: re.Match[str]) -> tuple[str, Facts] | None:
+    """A frame of the launcher's loop over running workers."""
+    return "supervising", {}
+
+
+def _starting(_: re.Match[str]) -> tuple[str, Facts] | None:
+    """A frame that runs before any model is built."""
+    return "starting", {}
 
 
 def _loading(_: re.Match[str]) -> tuple[str, Facts] | None:
@@ -223,6 +253,7 @@ _PROGRESS_FIELDS = (
 # Tried in this order; the first that matches and decodes wins. Lines that a text rule should see whole must not match here.
 _DECODERS: tuple[tuple[re.Pattern[str], Decoder], ...] = (
     (re.compile(r"\bSXid \((?:PCI:)?([^)]*)\): (\d+),?(.*)"), _sxid),
+    (re.compile(r"\bXid=(\d+) on Device=(\S+?)(?:,|$)(.*)"), _xid_of_uuid),
     (re.compile(r"\bXid \((?:PCI:)?([^)]*)\): (\d+)\b,?(.*)"), _xid),
     (
         re.compile(
@@ -232,10 +263,27 @@ _DECODERS: tuple[tuple[re.Pattern[str], Decoder], ...] = (
         _collective_timeout,
     ),
     (re.compile(r"last enqueued(?: NCCL)? work: (\d+), last completed(?: NCCL)? work: (\d+)"), _collective_state),
-    (re.compile(r"Got completion from peer ([\w.:]+?)(?:<\d+>)? with status=(\d+)"), _ib_completion),
+    (
+        re.compile(r"Got completion from peer ([\w.:]+?)(?:<\d+>)? with (?:status=|error )(?:IBV_\w+\()?(\d+)"),
+        _ib_completion,
+    ),
     (re.compile(r"missing ranks: ?([\d, ]+)\]"), _missing_ranks),
     (re.compile(r"failed \(exitcode: (-?\d+)\)"), _exit_negative),
     (re.compile(r"^\s*exitcode\s*: (-?\d+) \(pid: \d+\)"), _exit_negative),
+    (
+        re.compile(
+            r"(?:[Dd]etected XID|[Dd]etected Xid|XID error|Xid error|Xid code|XID code|NVIDIA Xid)[ =:#]+(\d{1,3})\b"
+        ),
+        _xid_bare,
+    ),
+    (
+        re.compile(
+            r"(?:exits with return code = |[Ee]xit(?:ed with)? (?:code|status)[:=]? +|non-zero exit status |exitcode[:=] ?)(-?\d+)\b"
+        ),
+        _exit_negative,
+    ),
+    (re.compile(r"terminated with signal (SIG[A-Z]+)"), _exit_signal_name),
+    (re.compile(r"process rank (\d+) with PID \d+ on node (\S+) exited on signal (\d+)"), _mpirun_exit),
     (re.compile(r"died with <Signals\.(SIG[A-Z]+): \d+>"), _exit_signal_name),
     (re.compile(r"Signal \d+ \((SIG[A-Z]+)\) received by PID"), _exit_signal_name),
     (
@@ -260,17 +308,22 @@ _DECODERS: tuple[tuple[re.Pattern[str], Decoder], ...] = (
         _peer_gone,
     ),
     (re.compile(r"NCCL INFO .*-> ?(\d)\b(?: \[|$)"), _nccl_result),
+    (re.compile(r"\b(?:num_nodes_waiting|_monitor_workers|_state_holder\.sync)\("), _supervising),
+    (re.compile(r"\b(?:barrier|init_process_group|set_device|_lazy_init|main_process_first)\("), _starting),
     (re.compile(r"Sending process (\d+) closing signal (SIG[A-Z]+)"), _closing),
     (re.compile(r"(?:CPU|host|RAM)\W(?:memory )?(?:usage|used|RSS)\W{1,3}([\d.]+) ?([KMG]i?B)"), _host_memory),
     (re.compile(r"Loading checkpoint shards|Loading (?:model|weights|checkpoint)"), _loading),
     (re.compile(r"\biter(?:ation)?\s+(\d+)\s*/\s*\d+ \|"), _progress),
-    (re.compile(r"^(?:[\w.]+\.)?([A-Z]\w*(?:Error|Exception|Interrupt|Exit|Timeout))(?:: (.*))?$"), _exception),
+    (
+        re.compile(r"^(?:[\w.]+\.)?([A-Z]\w*(?:Error|Exception|Interrupt|Exit|Timeout|OutOfResources))(?:: (.*))?$"),
+        _exception,
+    ),
 )
 
 LINE_PATTERNS: tuple[str, ...] = tuple(
     pattern.pattern
     for pattern, decoder in _DECODERS
-    if decoder not in (_progress, _nccl_result, _host_memory, _loading)
+    if decoder not in (_progress, _nccl_result, _host_memory, _loading, _supervising, _starting)
 )
 """What a scanner must not skip. Progress and result codes are only context, and would be most of a log."""
 

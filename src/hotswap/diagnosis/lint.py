@@ -17,6 +17,7 @@ from hotswap.diagnosis.cases import PREDICATES
 from hotswap.diagnosis.cause import RuleBook
 from hotswap.diagnosis.model import Evidence, Value
 from hotswap.diagnosis.rule import Case, Fact, Rule, Text, Wanted
+from hotswap.diagnosis.scan import LITERAL_BYTES_MIN
 
 SENTENCES = 24
 """Sentences made for each rule; every alternative of its expression is used at least once in that many draws."""
@@ -74,8 +75,10 @@ def _unreachable_texts(rules: Sequence[Rule]) -> Iterable[str]:
     for rule in rules:
         if not isinstance(rule.when, Text):
             continue
-        if not _literals.required_literals(rule.when.pattern):
-            yield f"{rule.id}: its expression contains no literal, so it would have to be tried on every line"
+        found = _literals.required_literals(rule.when.pattern)
+        short = sorted(one for one in found if len(_literals.without_noise(one)) < LITERAL_BYTES_MIN)
+        if not found or short:
+            yield f"{rule.id}: no literal is certain to be found by, so it would be tried on every line {short or ''}".rstrip()
         made = sentences(rule.when.pattern)
         winners = [book.first(Evidence(text=text)) for text in made if rule.when.matches(Evidence(text=text))]
         if not winners:

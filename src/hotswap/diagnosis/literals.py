@@ -16,6 +16,15 @@ _OLD = sys.version_info < (3, 11)
 _codes: Any = importlib.import_module("sre_constants" if _OLD else "re._constants")
 _parser: Any = importlib.import_module("sre_parse" if _OLD else "re._parser")
 
+NOISE = b"0123456789abcdef"
+"""Characters that numbers are made of, decimal and hexadecimal."""
+
+
+def without_noise(literal: str) -> bytes:
+    """What of a literal remains when all that may be a number is taken out of a line."""
+    return literal.encode().translate(None, NOISE)
+
+
 Node = tuple[Any, Any]
 
 
@@ -51,19 +60,52 @@ def required_literals(pattern: str) -> frozenset[str]:
     return _of_sequence(list(_parser.parse(pattern)))
 
 
+SPELLINGS_MAX = 64
+"""Ways in which one run of an expression may be spelled before it is cut in two."""
+
+
 def _of_sequence(nodes: Sequence[Node]) -> frozenset[str]:
     """The best of what the parts of a sequence guarantee: the set whose shortest member is longest."""
     options: list[frozenset[str]] = []
-    run = ""
-    for code, value in [*nodes, (None, None)]:
-        if code is _codes.LITERAL:
-            run += chr(value)
+    run = frozenset({""})
+    for code, value in nodes:
+        spelled = _spellings(code, value)
+        if spelled and len(spelled) * len(run) <= SPELLINGS_MAX:
+            run = frozenset(before + after for before in run for after in spelled)
             continue
-        if run:
-            options.append(frozenset({run}))
-            run = ""
-        options.append(_of_node(code, value))
-    return max((option for option in options if option), key=_quality, default=frozenset())
+        options += [run, spelled if spelled else _of_node(code, value)]
+        run = frozenset({""})
+    options.append(run)
+    return max((option for option in options if option and "" not in option), key=_quality, default=frozenset())
+
+
+def _spellings(code: Any, value: Any) -> frozenset[str]:
+    """All texts that a part can stand for, if they are few; empty if they are many."""
+    if code is _codes.LITERAL:
+        return frozenset({chr(value)})
+    if code is _codes.AT:
+        return frozenset({""})
+    if code is _codes.IN and all(item[0] is _codes.LITERAL for item in value):
+        return frozenset(chr(item[1]) for item in value)
+    if code is _codes.SUBPATTERN and not value[1]:
+        return _spellings_of_all(list(value[3]))
+    if code is _codes.BRANCH:
+        branches = [_spellings_of_all(list(branch)) for branch in value[1]]
+        return frozenset().union(*branches) if all(branches) else frozenset()
+    if code in (_codes.MAX_REPEAT, _codes.MIN_REPEAT) and value[:2] == (0, 1):
+        inner = _spellings_of_all(list(value[2]))
+        return inner | {""} if inner else frozenset()
+    return frozenset()
+
+
+def _spellings_of_all(nodes: Sequence[Node]) -> frozenset[str]:
+    run = frozenset({""})
+    for code, value in nodes:
+        spelled = _spellings(code, value)
+        if not spelled or len(spelled) * len(run) > SPELLINGS_MAX:
+            return frozenset()
+        run = frozenset(before + after for before in run for after in spelled)
+    return run
 
 
 def _of_node(code: Any, value: Any) -> frozenset[str]:
@@ -79,7 +121,7 @@ def _of_node(code: Any, value: Any) -> frozenset[str]:
 
 
 def _quality(option: frozenset[str]) -> tuple[int, int]:
-    return min(len(literal) for literal in option), -len(option)
+    return min(len(without_noise(literal)) for literal in option), -len(option)
 
 
 def minimal(literals: frozenset[str]) -> frozenset[str]:

@@ -145,6 +145,8 @@ class Reader:
             node = label.node
             if kind == "exit" and facts.get("node"):
                 node = str(facts["node"])
+            if kind == "exit" and label.rank is None and facts.get("rank") is not None:
+                label.rank = int(facts["rank"])
             if label.local_rank is not None:
                 facts.setdefault("local_rank", label.local_rank)
             yield Evidence(

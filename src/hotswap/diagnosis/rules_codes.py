@@ -166,7 +166,7 @@ def _memory_rules() -> tuple[Rule, ...]:
             "the kernel killed a process of this memory cgroup", _CGROUP,
         ),
         _row(
-            "shm.nearly-full", "shm", {"used_percent": range(98, 101)}, Verdict.PROCESS_FAULT, Strength.CAUSE, 0.7,
+            "shm.nearly-full", "shm", {"used_percent": range(98, 101)}, Verdict.OOM_HOST, Strength.CAUSE, 0.7,
             Blames.NODE, "/dev/shm is full: left-overs of a dead process, or a limit that is too small", _SHM,
         ),
         _row(

@@ -22,7 +22,7 @@ _DMON = "https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.h
 HARDWARE: tuple[Rule, ...] = (
     text_rule(
         "gpu.ecc-uncorrectable",
-        r"uncorrectable ECC error|ECC_UNCORRECTABLE|ECCUncorrectable|[Uu]ncorrectable DRAM error",
+        r"uncorrectable ECC error|[Dd]ouble[ -]bit ECC|DBE ECC|ECC_UNCORRECTABLE|ECCUncorrectable|[Uu]ncorrectable DRAM error",
         Verdict.NODE_FAULT,
         Strength.PROOF,
         0.95,
@@ -52,7 +52,7 @@ HARDWARE: tuple[Rule, ...] = (
     ),
     text_rule(
         "gpu.lost",
-        r"fallen off the bus|GPU is lost|Unable to determine the device handle for [Gg][Pp][Uu]|GPU_IS_LOST",
+        r"fallen off the bus|GPU is lost|Unable to determine the device handle for [Gg][Pp][Uu]|GPU_IS_LOST|[Rr]mInitAdapter failed|rm_init_adapter failed",
         Verdict.NODE_FAULT,
         Strength.PROOF,
         0.95,
@@ -79,6 +79,46 @@ HARDWARE: tuple[Rule, ...] = (
         Blames.GPU,
         "spare memory rows are used up: the board is to be replaced",
         _MEMORY,
+    ),
+    text_rule(
+        "gpu.remap-pending",
+        r"^\s*Pending(?: Page Blacklist)?\s*: Yes|[Rr]emapped [Rr]ows [Pp]ending\s*: (?:Yes|[1-9])|row remap(?:ping)? (?:is )?pending",
+        Verdict.NODE_FAULT,
+        Strength.CONTEXT,
+        0.6,
+        Blames.GPU,
+        "bad memory rows wait for a reset of the GPU to be replaced by spare ones",
+        _MEMORY,
+    ),
+    text_rule(
+        "gpu.straggler",
+        r"[Ss]traggler (?:detected|found|report.{0,40}rank)|identified as (?:a )?straggler|slow GPU detected",
+        Verdict.NODE_FAULT,
+        Strength.SYMPTOM,
+        0.55,
+        Blames.RANK,
+        "a monitor of the job found one rank slower than all others",
+        "https://nvidia.github.io/nvidia-resiliency-ext/",
+    ),
+    text_rule(
+        "gpu.persistent-result-error",
+        r"[Pp]ossible persistent error|silent data corruption (?:detected|found)",
+        Verdict.NODE_FAULT,
+        Strength.CAUSE,
+        0.8,
+        Blames.RANK,
+        "the same computation gave another result on other hardware: this GPU computes wrongly",
+        "https://github.com/NVIDIA/Megatron-LM",
+    ),
+    text_rule(
+        "gpu.transient-result-error",
+        r"[Pp]ossible transient error",
+        Verdict.TRANSIENT,
+        Strength.CAUSE,
+        0.7,
+        Blames.RANK,
+        "the same computation gave another result when it was repeated on the same GPU",
+        "https://github.com/NVIDIA/Megatron-LM",
     ),
     text_rule(
         "gpu.fabric-not-ready",
@@ -114,7 +154,7 @@ HARDWARE: tuple[Rule, ...] = (
     text_rule(
         "gpu.driver-gone",
         r"couldn't communicate with the NVIDIA driver|Driver/library version mismatch|Failed to initialize NVML"
-        r"|nvidia-container-cli: (?:initialization|detection) error|NVML: (?:Driver Not Loaded|Unknown Error)"
+        r"|nvidia-container-cli: .{0,40}error|NVML: (?:Driver Not Loaded|Unknown Error)"
         r"|API mismatch: the client",
         Verdict.NODE_FAULT,
         Strength.CAUSE,
@@ -257,7 +297,7 @@ HARDWARE: tuple[Rule, ...] = (
     text_rule(
         "nic.firmware-fatal",
         r"mlx5_core.{0,120}(?:health compromised|health issue|firmware fatal|fatal_?error|enter error state|miss count|FW fatal)"
-        r"|IBV_EVENT_DEVICE_FATAL|[Aa]sync\w* (?:fatal )?event.{0,40}device fatal|NET/IB.{0,80}fatal async event.{0,40}device",
+        r"|IBV_EVENT_DEVICE_FATAL|[Aa]sync\w* (?:fatal )?event.{0,40}device fatal|Cable unplugged|Cable error|NET/IB.{0,80}fatal async event.{0,40}device",
         Verdict.NODE_FAULT,
         Strength.PROOF,
         0.9,
@@ -287,7 +327,7 @@ HARDWARE: tuple[Rule, ...] = (
     ),
     text_rule(
         "nic.link-down",
-        r"[Ll]ink is [Dd]own|[Ll]ink [Dd]own\b|NETDEV WATCHDOG|Port: \d+ Link DOWN|lost carrier"
+        r"[Ll]ink is [Dd]own|link status definitely down|[Ll]ink [Dd]own\b|NETDEV WATCHDOG|Port: \d+ Link DOWN|lost carrier"
         r"|IBV_EVENT_PORT_ERR|[Gg]ot async\w* event.{0,20}port error",
         Verdict.TRANSIENT,
         Strength.SYMPTOM,

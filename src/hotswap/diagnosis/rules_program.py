@@ -7,26 +7,16 @@ from hotswap.diagnosis.rule import Rule, text_rule
 
 _CUDA = "https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html"
 _CUDA_NOTES = "https://docs.pytorch.org/docs/stable/notes/cuda.html"
-_NCCL = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
-_NCCL_CODES = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api/types.html"
-_NCCL_ENV = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
 _DIST = "https://docs.pytorch.org/docs/stable/distributed.html"
-_RDZV = "https://docs.pytorch.org/docs/stable/elastic/rendezvous.html"
 _DDP = "https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html"
-_HUB = "https://huggingface.co/docs/huggingface_hub/package_reference/utilities"
 _PYTHON = "https://docs.python.org/3/library/exceptions.html"
 _AMP = "https://docs.pytorch.org/docs/stable/notes/amp_examples.html"
-_ANOMALY = "https://docs.pytorch.org/docs/stable/autograd.html"
 _CUDNN = "https://docs.nvidia.com/deeplearning/cudnn/backend/latest/api/cudnn-graph-library.html"
 _CUBLAS = "https://docs.nvidia.com/cuda/cublas/index.html"
 _HSA = "https://github.com/ROCm/ROCR-Runtime"
-_HCCL = "https://github.com/hiyouga/LlamaFactory/issues/5071"
-_HOROVOD = "https://github.com/horovod/horovod/issues/1442"
-_RAY = "https://docs.ray.io/en/latest/ray-core/fault_tolerance/actors.html"
-_WATCHDOG = "https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html"
 _SIGNALS = "https://man7.org/linux/man-pages/man7/signal.7.html"
 
-PROGRAM: tuple[Rule, ...] = (
+ACCELERATORS: tuple[Rule, ...] = (
     # --- accelerators: whose memory, whose kernel ---------------------------------------------------------------------
     text_rule(
         "cuda.device-assert",
@@ -52,7 +42,7 @@ PROGRAM: tuple[Rule, ...] = (
         "cuda.no-kernel-image",
         r"no kernel image is available|CUDA driver version is insufficient|NVIDIA driver on your system is too old"
         r"|forward compatibility was attempted|unsupported gpu architecture|PTX was compiled with an unsupported toolchain"
-        r"|not compatible with the current PyTorch installation",
+        r"|not compatible with the current PyTorch installation|not supported in the installed CUDA driver|device kernel image is invalid",
         Verdict.USER_ERROR,
         Strength.CAUSE,
         0.85,
@@ -101,9 +91,39 @@ PROGRAM: tuple[Rule, ...] = (
         _CUDA,
     ),
     text_rule(
+        "gpu.oom-bare",
+        r"(?:CUDA|cuda|HIP|hip|NPU|NCCL)\w* error: out of memory",
+        Verdict.OOM_GPU,
+        Strength.CAUSE,
+        0.6,
+        Blames.GPU,
+        "the driver, not the allocator, had no memory left; before any model is built it is a sick or occupied GPU",
+        _CUDA_NOTES,
+    ),
+    text_rule(
+        "triton.out-of-resources",
+        r"out of resources?: (?:shared memory|registers|threads)|triton\.compiler\.errors|torch\._dynamo\.exc\.|XlaRuntimeError: INVALID_ARGUMENT",
+        Verdict.USER_ERROR,
+        Strength.CAUSE,
+        0.8,
+        Blames.CODE,
+        "the kernel or program as written cannot be built for this GPU, on any node",
+        "https://github.com/triton-lang/triton",
+    ),
+    text_rule(
+        "cuda.no-gpus-visible",
+        r"No CUDA GPUs are available|Torch not compiled with CUDA enabled",
+        Verdict.USER_ERROR,
+        Strength.SYMPTOM,
+        0.55,
+        Blames.CODE,
+        "this process sees no GPU: CUDA_VISIBLE_DEVICES, the request to the scheduler, or the build",
+        _CUDA_NOTES,
+    ),
+    text_rule(
         "gpu.oom-other-text",
         r"CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|RESOURCE_EXHAUSTED: Out of memory|Cuda failure '?2? ?'?out of memory"
-        r"|CUBLAS_STATUS_ALLOC_FAILED|hipErrorOutOfMemory|(?:CUDA|cuda|HIP|hip|NPU|NCCL)\w* error: out of memory",
+        r"|CUBLAS_STATUS_ALLOC_FAILED|hipErrorOutOfMemory|Failed to CUDA (?:calloc|malloc)",
         Verdict.OOM_GPU,
         Strength.CAUSE,
         0.65,
@@ -161,263 +181,26 @@ PROGRAM: tuple[Rule, ...] = (
         "an address outside the GPU's memory: from many ranks it is the program, from one always the same it is the board",
         _HSA,
     ),
-    # --- communication: set-up errors -------------------------------------------------------------------------------
-    text_rule(
-        "nccl.duplicate-gpu",
-        r"Duplicate GPU detected",
-        Verdict.USER_ERROR,
-        Strength.CAUSE,
-        0.95,
-        Blames.CODE,
-        "two ranks were given the same GPU: the launcher ran twice, or LOCAL_RANK is not used",
-        _NCCL_CODES,
-    ),
-    text_rule(
-        "nccl.rank-taken",
-        r"has already checked in|mismatch in rank count|Bootstrap Root : .{0,60}mismatch",
-        Verdict.USER_ERROR,
-        Strength.CAUSE,
-        0.9,
-        Blames.CODE,
-        "two processes claim the same rank, or they disagree about how many there are",
-        _NCCL_CODES,
-    ),
-    text_rule(
-        "nccl.version-mismatch",
-        r"[Mm]ismatched NCCL version|NCCL version mismatch|Incompatible NCCL version|PyTorch version mismatch",
-        Verdict.USER_ERROR,
-        Strength.CAUSE,
-        0.9,
-        Blames.CODE,
-        "the nodes do not run the same libraries",
-        _NCCL,
-    ),
-    text_rule(
-        "net.no-interface",
-        r"no socket interface found|NCCL_SOCKET_IFNAME|Unable to find (?:address|interface) for|[Nn]o (?:usable|matching) (?:network )?interface",
-        Verdict.USER_ERROR,
-        Strength.CAUSE,
-        0.85,
-        Blames.CODE,
-        "the network interface that was asked for does not exist on this node",
-        _NCCL_ENV,
-    ),
-    text_rule(
-        "net.no-route",
-        r"No route to host|Network is unreachable",
-        Verdict.USER_ERROR,
-        Strength.SYMPTOM,
-        0.7,
-        Blames.PEER,
-        "there is no way to the peer: wrong interface or a firewall when the job starts, a dead node when it ran",
-        _NCCL_ENV,
-        ("case.connect-after-start",),
-    ),
-    text_rule(
-        "net.address-in-use",
-        r"[Aa]ddress already in use|\bEADDRINUSE\b",
-        Verdict.USER_ERROR,
-        Strength.CAUSE,
-        0.65,
-        Blames.CODE,
-        "the port belongs to another process: a second job, a second rank 0, or one that survived a restart",
-        _DIST,
-    ),
-    text_rule(
-        "gloo.full-mesh",
-        r"connectFullMesh failed",
-        Verdict.USER_ERROR,
-        Strength.SYMPTOM,
-        0.65,
-        Blames.PEER,
-        "the ranks cannot all reach each other while the job is set up: container network, host names or firewall",
-        _DIST,
-        ("case.connect-after-start",),
-    ),
-    text_rule(
-        "rdzv.unreachable",
-        r"RendezvousConnectionError|connection to the C10d store has failed",
-        Verdict.USER_ERROR,
-        Strength.SYMPTOM,
-        0.65,
-        Blames.CODE,
-        "the rendezvous endpoint cannot be reached from here before any worker started",
-        _RDZV,
-    ),
-    text_rule(
-        "rdzv.incomplete",
-        r"RendezvousTimeoutError|RendezvousClosedError|RendezvousGracefulExitError|waiting for clients|DistStoreError|[Ww]ait timeout after \d+ms",
-        Verdict.UNKNOWN,
-        Strength.ECHO,
-        0.2,
-        Blames.PEER,
-        "not everybody came to the rendezvous: whoever is missing knows why",
-        _RDZV,
-    ),
-    # --- communication: consequences --------------------------------------------------------------------------------
-    text_rule(
-        "collective.mismatch",
-        r"[Dd]etected mismatch between collectives|[Mm]ismatch(?:ed)? collective|Detected mismatched? .{0,30}across ranks",
-        Verdict.USER_ERROR,
-        Strength.CAUSE,
-        0.9,
-        Blames.CODE,
-        "the ranks called different collectives at the same place",
-        _DIST,
-    ),
-    text_rule(
-        "collective.watchdog-stuck",
-        r"watchdog got stuck|Heartbeat monitor timed out|watchdog thread .{0,20}hang",
-        Verdict.UNKNOWN,
-        Strength.ECHO,
-        0.3,
-        Blames.RANK,
-        "this rank's own supervision did not move: a blocked CUDA call, a held interpreter lock, or a long end",
-        _WATCHDOG,
-    ),
-    text_rule(
-        "collective.aborting",
-        r"taking the entire process down|Some NCCL operations have failed or timed out|[Ww]atchdog thread terminated with exception"
-        r"|NCCL watchdog|checkTimeout|ncclCommWatchdog|ncclRemoteError|Abort COMPLETE|Proxy thread error"
-        r"|Received a dump signal|to dump debug info|Timeout at NCCL work|monitored_?[Bb]arrier",
-        Verdict.UNKNOWN,
-        Strength.ECHO,
-        0.1,
-        Blames.NOBODY,
-        "this rank gives up waiting for another",
-        _WATCHDOG,
-    ),
-    text_rule(
-        "net.reset",
-        r"Connection reset by peer|Broken pipe|connection closed by peer|Connection closed by|[Cc]onnection refused|ECONNRE(?:SET|FUSED)"
-        r"|Connect timeout|Connection timed out",
-        Verdict.UNKNOWN,
-        Strength.ECHO,
-        0.2,
-        Blames.PEER,
-        "a peer went away, or never was there",
-        _NCCL_CODES,
-    ),
-    text_rule(
-        "hccl.bad-call",
-        r"\bEI000[1345]\b|\bEI0007\b",
-        Verdict.USER_ERROR,
-        Strength.CAUSE,
-        0.65,
-        Blames.CODE,
-        "the ranks' parameters, environment or rank table do not fit together",
-        _HCCL,
-    ),
-    text_rule(
-        "hccl.operator-failed",
-        r"OPS function error: Hccl\w+",
-        Verdict.PROCESS_FAULT,
-        Strength.SYMPTOM,
-        0.4,
-        Blames.RANK,
-        "a collective could not be started on this rank",
-        _HCCL,
-    ),
-    text_rule(
-        "hccl.peer-silent",
-        r"\bEI000[26]\b|Notify register times out|Getting socket times out|HCCL.{0,40}time ?out",
-        Verdict.UNKNOWN,
-        Strength.ECHO,
-        0.2,
-        Blames.PEER,
-        "another rank did not answer: it or the way to it is the cause",
-        _HCCL,
-    ),
-    text_rule(
-        "horovod.stall",
-        r"submitted to be reduced, gathered or broadcasted by subset of ranks|Stalled ops|Stalled ranks",
-        Verdict.UNKNOWN,
-        Strength.ECHO,
-        0.2,
-        Blames.PEER,
-        "the ranks that are named did not come to a collective",
-        _HOROVOD,
-    ),
-    text_rule(
-        "ray.actor-died",
-        r"RayActorError|ActorDiedError|The actor died unexpectedly|WorkerCrashedError|missed too many heartbeats|has been marked dead",
-        Verdict.UNKNOWN,
-        Strength.ECHO,
-        0.2,
-        Blames.PEER,
-        "Ray only noticed that a process is gone",
-        _RAY,
-    ),
-    text_rule(
-        "nccl.hint",
-        r"HINT: ",
-        Verdict.UNKNOWN,
-        Strength.ECHO,
-        0.0,
-        Blames.NOBODY,
-        "the library prints this hint for many errors; it is no evidence",
-        "https://github.com/NVIDIA/nccl",
-    ),
-    text_rule(
-        "nccl.remote-or-system",
-        r"ncclSystemError|ncclInternalError|unhandled system error|unhandled cuda error|internal error - please report",
-        Verdict.UNKNOWN,
-        Strength.ECHO,
-        0.2,
-        Blames.RANK,
-        "only the code that the outermost call returned: an earlier line names the cause",
-        _NCCL_CODES,
-    ),
-    text_rule(
-        "nccl.invalid-usage",
-        r"ncclInvalidUsage|ncclInvalidArgument|invalid usage \(run with",
-        Verdict.USER_ERROR,
-        Strength.SYMPTOM,
-        0.65,
-        Blames.CODE,
-        "the communication library was called wrongly, on any node",
-        _NCCL_CODES,
-    ),
-    # --- the network outside the job --------------------------------------------------------------------------------
-    text_rule(
-        "hub.refused",
-        r"(?:HTTPError|HTTP Error|status code|Client Error)\W{0,4}(?:401|403|404)\b|40[134] Client Error|GatedRepo|RepositoryNotFound|Invalid (?:user token|API key)"
-        r"|not a valid model identifier",
-        Verdict.USER_ERROR,
-        Strength.CAUSE,
-        0.8,
-        Blames.CODE,
-        "a service outside the job knows the request and refuses it",
-        _HUB,
-    ),
-    text_rule(
-        "hub.unavailable",
-        r"HTTPS?ConnectionPool|(?:requests|urllib3|httpx|aiohttp|httpcore)\.\S*(?:Timeout|Connect|Protocol)\w*|Max retries exceeded|\b429\b.{0,30}(?:Too Many|Client Error)"
-        r"|(?:50[0234]) (?:Server Error|Bad Gateway|Service Unavailable|Gateway)|Temporary failure in name resolution"
-        r"|couldn't connect to 'https|We couldn't connect|LocalEntryNotFoundError|Remote end closed connection without response",
-        Verdict.TRANSIENT,
-        Strength.CAUSE,
-        0.85,
-        Blames.NOBODY,
-        "a service outside the job did not answer in time; a gang of ranks asking at once makes it likely",
-        _HUB,
-    ),
-    text_rule(
-        "net.unknown-name",
-        r"Name or service not known|nodename nor servname provided|getaddrinfo failed",
-        Verdict.USER_ERROR,
-        Strength.SYMPTOM,
-        0.6,
-        Blames.CODE,
-        "a host name of the configuration does not exist",
-        _DIST,
-    ),
+)
+"""Whose memory, whose kernel; tried before the rules about communication, which often wraps their messages."""
+
+PROGRAM: tuple[Rule, ...] = (
     # --- numbers ----------------------------------------------------------------------------------------------------
     text_rule(
+        "numerical.local-nan",
+        r"found NaN in local|[Uu]nexpected result (?:nan|inf) on rank",
+        Verdict.NUMERICAL,
+        Strength.CAUSE,
+        0.55,
+        Blames.RANK,
+        "one rank's numbers went wrong before they were shared: bad data, an unlucky step or a flaky GPU; repeats tell",
+        "https://github.com/NVIDIA/Megatron-LM",
+    ),
+    text_rule(
         "numerical.nan",
-        r"[Ff]ound (?:NaN|[Nn]an|Inf)|(?:NaN|[Nn]an|Inf)s? (?:or \w+ )?(?:detected|encountered|found|in (?:loss|grad|local))|returned nan values"
+        r"[Ff]ound (?:NaN|[Nn]an|Inf)|(?:NaN|nan|Inf)s?(?: or \w+)?(?: detected| encountered| found| in (?:loss|grad|local))|returned nan values"
         r"|loss scale (?:is )?already at minimum|[Mm]inimum loss scale reached|[Ll]oss is (?:NaN|nan|inf)|number of nan iterations: +[1-9]"
-        r"|\bloss['\"]?\s*[:=]\s*(?:nan|NaN|inf)\b|grad[_ ]norm['\"]?\s*[:=]\s*(?:nan|NaN|inf)\b|non-finite (?:loss|grad)|[Ll]oss spike|[Ll]oss diverged",
+        r"|\bloss['\"]?\s*[:=]\s*(?:nan|NaN|inf)\b|grad[_ ]norm['\"]?\s*[:=]\s*(?:nan|NaN|inf)\b|non-finite (?:loss|grad)|[Ll]oss spike|[Ll]oss diverged|Unexpected result (?:nan|inf)",
         Verdict.NUMERICAL,
         Strength.CAUSE,
         0.8,
@@ -450,7 +233,7 @@ PROGRAM: tuple[Rule, ...] = (
     text_rule(
         "user.shapes",
         r"size mismatch for|[Ss]izes of tensors must match|shapes cannot be multiplied|size of tensor \w+ \(\d+\) must match|shape '\[.*\]' is invalid"
-        r"|Expected all tensors to be on the same device|expected scalar type|Missing key\(s\) in state_dict|Unexpected key\(s\) in state_dict"
+        r"|Expected all tensors to be on the same device|expected scalar type|Error\(s\) in loading state_dict|current world size is|world size of \d+ but|Missing key\(s\) in state_dict|Unexpected key\(s\) in state_dict"
         r"|does not require grad|modified by an inplace operation|must be divisible|not divisible by|(?:index|Target) \S+ is out of bounds|index out of range in self"
         r"|backward through the graph a second time",
         Verdict.USER_ERROR,
@@ -473,7 +256,7 @@ PROGRAM: tuple[Rule, ...] = (
     text_rule(
         "user.usage",
         r"error: (?:unrecognized arguments|the following arguments are required|argument )|command not found|[Pp]ermission denied|Errno 13\]"
-        r"|No such file or directory|Errno 2\]|[Tt]oo many open files|Errno 24\]|can't start new thread|FileNotFoundError",
+        r"|No such file or directory|Errno 2\]|[Tt]oo many open files|received 0 items of ancdata|Errno 24\]|can't start new thread|FileNotFoundError",
         Verdict.USER_ERROR,
         Strength.CAUSE,
         0.7,

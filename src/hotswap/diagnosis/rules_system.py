@@ -40,7 +40,7 @@ SYSTEM: tuple[Rule, ...] = (
     ),
     text_rule(
         "slurm.time-limit",
-        r"DUE TO TIME LIMIT|\bstate[ =:]+TIMEOUT\b|JobState=(?:TIMEOUT|DEADLINE)|DeadlineExceeded",
+        r"DUE TO TIME LIMIT|\bstate[ =:]+TIMEOUT\b|JobState=(?:TIMEOUT|DEADLINE)|DeadlineExceeded|\bTIMEOUT +\d+:\d+|TERM_RUNLIMIT|walltime \S+ exceeded limit",
         Verdict.PREEMPTION,
         Strength.CAUSE,
         0.95,
@@ -50,7 +50,7 @@ SYSTEM: tuple[Rule, ...] = (
     ),
     text_rule(
         "slurm.preempted",
-        r"DUE TO (?:PREEMPTION|JOB REQUEUE|JOB SUSPEND)|JobState=(?:PREEMPTED|REQUEUED|SUSPENDED)|[Jj]ob \S+ (?:was )?preempted",
+        r"DUE TO (?:PREEMPTION|JOB REQUEUE|JOB SUSPEND)|JobState=(?:PREEMPTED|REQUEUED|SUSPENDED)|[Jj]ob \S+ (?:was )?preempted|\bPREEMPTED +\d+:\d+",
         Verdict.PREEMPTION,
         Strength.CAUSE,
         0.95,
@@ -61,7 +61,7 @@ SYSTEM: tuple[Rule, ...] = (
     text_rule(
         "cloud.reclaimed",
         r"[Ss]pot (?:instance )?(?:interruption|termination|reclaim)|spot/instance-action|[Pp]reemptible.{0,40}(?:terminat|preempt)"
-        r"|TERMINATE_ON_HOST_MAINTENANCE|[Nn]ode is shutting down|NodeShutdown|TerminationByKubelet"
+        r"|TERMINATE_ON_HOST_MAINTENANCE|[Nn]ode is shutting down|imminent node shutdown|NodeShutdown|TerminationByKubelet"
         r"|reason: ?(?:Preempting|Preempted|PreemptionByScheduler|EvictionByEvictionAPI)|Preempted in order to admit",
         Verdict.PREEMPTION,
         Strength.CAUSE,
@@ -69,6 +69,16 @@ SYSTEM: tuple[Rule, ...] = (
         Blames.NOBODY,
         "the provider or the cluster announced that it takes the node back",
         _SPOT,
+    ),
+    text_rule(
+        "cluster.mass-loss",
+        r"(?:failing|lost|losing|removing|evicting|marking) (?:[3-9]|\d\d+) (?:workers|nodes|hosts|executors|agents)",
+        Verdict.TRANSIENT,
+        Strength.CAUSE,
+        0.6,
+        Blames.NOBODY,
+        "many at once have one cause outside them: start-up, a controller, a network; not as many bad nodes",
+        _DISRUPT,
     ),
     text_rule(
         "slurm.cancelled",
@@ -134,7 +144,7 @@ SYSTEM: tuple[Rule, ...] = (
     text_rule(
         "host.oom-killer",
         r"[Oo]om[-_][Kk]ill|invoked oom-killer|Out of memory: Kill|Memory cgroup out of memory|OOM[- ]?[Kk]illed"
-        r"|tasks? [\d,\-]+: Out Of Memory|\bOUT_OF_MEMORY|Exceeded (?:job|step) memory limit|exceeded memory limit .{0,40}being killed"
+        r"|tasks? [\d,\-]+: Out Of Memory|\bOUT_OF_ME|Killed process \d+ \(|oom_reaper|systemd-oomd.{0,40}[Kk]illed|TERM_MEMLIMIT|job killed: v?mem|Exceeded (?:job|step) memory limit|exceeded memory limit .{0,40}being killed"
         r"|reason: ?OOMKilled|oom_kill [1-9]",
         Verdict.OOM_HOST,
         Strength.PROOF,
@@ -205,9 +215,10 @@ SYSTEM: tuple[Rule, ...] = (
     ),
     text_rule(
         "shm.full",
-        r"(?:posix_fallocate|shared memory|/dev/shm|shm_open|nccl-).{0,120}No space left on device"
-        r"|Error while creating shared memory segment|unable to (?:open|mmap|write) (?:\S+ )*(?:shared memory|bytes from file </torch_)",
-        Verdict.PROCESS_FAULT,
+        r"(?:posix_fallocate|shared memory|/dev/shm|shm_open|nccl-|</torch_).{0,120}No space left on device"
+        r"|Error while creating shared memory segment|failed to extend /dev/shm|unable to (?:mmap|write) .{0,60}</torch_"
+        r"|unable to allocate shared memory",
+        Verdict.OOM_HOST,
         Strength.CAUSE,
         0.7,
         Blames.NODE,
@@ -228,7 +239,7 @@ SYSTEM: tuple[Rule, ...] = (
     # --- signals from outside ---------------------------------------------------------------------------------------
     text_rule(
         "human.interrupt",
-        r"Received 2 death signal|closing signal SIGINT|KeyboardInterrupt|Received SIGINT",
+        r"Received 2 death signal|got signal: 2\b|closing signal SIGINT|KeyboardInterrupt|Received SIGINT",
         Verdict.USER_ERROR,
         Strength.CAUSE,
         0.8,
@@ -248,7 +259,7 @@ SYSTEM: tuple[Rule, ...] = (
     ),
     text_rule(
         "agent.terminated",
-        r"Received 15 death signal|got signal: 15\b",
+        r"Received 15 death signal|Received SIGTERM|SIGTERM received|[Rr]eceived signal 15|[Cc]aught signal 15|got signal: 15\b",
         Verdict.PREEMPTION,
         Strength.SYMPTOM,
         0.65,
@@ -279,7 +290,7 @@ SYSTEM: tuple[Rule, ...] = (
     ),
     text_rule(
         "storage.io-error",
-        r"Errno 5\]|Input/output error|\bEIO\b|Errno 121\]|Remote I/O error",
+        r"Errno 5\]|Input/output error|\bEIO\b|Errno 121\]|Remote I/O error|Errno 37\]|No locks available|unable to lock file|Errno 110\] [^\n]*: '/",
         Verdict.STORAGE,
         Strength.CAUSE,
         0.85,
@@ -319,7 +330,7 @@ SYSTEM: tuple[Rule, ...] = (
     ),
     text_rule(
         "storage.server-silent",
-        r"nfs: server \S+ not responding|NFS: server \S+ not responding|LustreError|Lustre: .{0,80}(?:evicted|[Cc]onnection .{0,20}lost)",
+        r"nfs: server \S+ not responding|NFS: server \S+ not responding|LustreError|Lustre: .{0,80}Request sent has|ceph: mds\d+ (?:hung|caps stale)|Lustre: .{0,80}(?:evicted|[Cc]onnection .{0,20}lost)",
         Verdict.STORAGE,
         Strength.SYMPTOM,
         0.65,
@@ -350,7 +361,7 @@ SYSTEM: tuple[Rule, ...] = (
     text_rule(
         "storage.checkpoint-damaged",
         r"PytorchStreamReader failed|finding central directory|invalid header or archive is corrupted|BadZipFile|not a zip file"
-        r"|HeaderTooLarge|InvalidHeaderDeserialization|MetadataIncompleteBuffer|Ran out of input|invalid load key|unexpected EOF, expected"
+        r"|HeaderTooLarge|InvalidHeaderDeserialization|MetadataIncompleteBuffer|Ran out of input|SafetensorError|PytorchStreamWriter failed|unexpected EOF|truncated file|CRC check failed|magic bytes not found|invalid load key|unexpected EOF, expected"
         r"|corrupted? checkpoint|[Cc]heckpoint .{0,40}(?:is corrupt|incomplete|truncated)|unexpected pos \d+ vs",
         Verdict.STORAGE,
         Strength.CAUSE,

@@ -13,7 +13,11 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
+from hotswap.diagnosis.literals import NOISE, without_noise
+
 BLOCK_BYTES = 1 << 20
+LITERAL_BYTES_MIN = 3
+"""What must be left of a literal; with less, most lines would contain it."""
 LINE_BYTES_MAX = 1 << 16
 """Longer lines are cut here; what was cut off is looked at as a line of its own."""
 OVERLAP_BYTES = 256
@@ -23,17 +27,15 @@ TEMPLATES_MAX = 1 << 16
 TEMPLATE_BYTES_MAX = 512
 """Longer templates are searched each time instead of being remembered, which bounds the memory for them to 32 MiB."""
 
-NOISE = b"0123456789abcdef"
-
 
 class Scanner:
     """Yields the lines that contain one of the literals, with their byte offsets. Keeps its memory from file to file."""
 
     def __init__(self, literals: Iterable[str], *, block_bytes: int = BLOCK_BYTES) -> None:
         """Looks for any of *literals*, which must not consist of digits and the letters a to f alone."""
-        stripped = {literal.encode().translate(None, NOISE) for literal in literals}
-        if not stripped or min(map(len, stripped)) < 2:
-            raise ValueError("a literal without two characters beside digits and a-f finds nothing")
+        stripped = {without_noise(literal) for literal in literals}
+        if not stripped or min(map(len, stripped)) < LITERAL_BYTES_MIN:
+            raise ValueError("a literal without three characters beside digits and a-f finds too much")
         self._search = re.compile(b"|".join(re.escape(literal) for literal in sorted(stripped))).search
         self._block_bytes = block_bytes
         self._dull: set[bytes] = set()

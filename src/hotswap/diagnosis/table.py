@@ -8,10 +8,12 @@ from hotswap.diagnosis.model import Blames, Strength, Verdict
 from hotswap.diagnosis.rule import Case, Rule
 from hotswap.diagnosis.rules_codes import EXCEPTION_RULES, FACT_RULES, SXID_RULES, XID_RULES
 from hotswap.diagnosis.rules_hardware import HARDWARE
-from hotswap.diagnosis.rules_program import PROGRAM
+from hotswap.diagnosis.rules_network import NETWORK
+from hotswap.diagnosis.rules_program import ACCELERATORS, PROGRAM
 from hotswap.diagnosis.rules_system import SYSTEM
 
 _DIST = "https://docs.pytorch.org/docs/stable/distributed.html"
+_HUB = "https://huggingface.co/docs/huggingface_hub/package_reference/utilities"
 _XID = "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"
 _OOM = "https://docs.kernel.org/admin-guide/mm/concepts.html"
 _ELASTIC = "https://docs.pytorch.org/docs/stable/elastic/run.html"
@@ -96,6 +98,14 @@ CASES: tuple[Rule, ...] = (
         "the launcher was told to stop after ranks had lost each other", _ELASTIC,
     ),
     _case(
+        "case.memory-before-model", "memory_before_model", Verdict.NODE_FAULT, Strength.CAUSE, 0.6, Blames.GPU,
+        "no GPU memory before any model was built: another process holds it, or the GPU is sick", _OPERATIONS,
+    ),
+    _case(
+        "case.retries-then-error", "retries_then_error", Verdict.TRANSIENT, Strength.CAUSE, 0.75, Blames.NOBODY,
+        "the network failed for long, and the exception at the end only looks like a wrong path", _HUB,
+    ),
+    _case(
         "case.link-flaps", "link_flaps", Verdict.NODE_FAULT, Strength.CAUSE, 0.65, Blames.NODE,
         "a link of this node keeps going down", _NCCL,
     ),
@@ -115,6 +125,8 @@ LINE_RULES: tuple[Rule, ...] = (
     *FACT_RULES,
     *HARDWARE,
     *SYSTEM,
+    *ACCELERATORS,
+    *NETWORK,
     *PROGRAM,
     *EXCEPTION_RULES,
 )

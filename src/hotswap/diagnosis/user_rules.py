@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hotswap.diagnosis.literals import required_literals
+from hotswap.diagnosis.literals import required_literals, without_noise
 from hotswap.diagnosis.model import Blames, Strength, Verdict
 from hotswap.diagnosis.rule import Fact, Rule, Text
-from hotswap.diagnosis.scan import NOISE
+from hotswap.diagnosis.scan import LITERAL_BYTES_MIN
 from hotswap.errors import UsageError
 
 FILE_BYTES_MAX = 1 << 20
@@ -76,7 +76,7 @@ def _when(row: Mapping[str, Any]) -> Text | Fact:
     pattern = str(row["pattern"])
     re.compile(pattern)
     literals = required_literals(pattern)
-    if not literals or min(len(one.encode().translate(None, NOISE)) for one in literals) < 3:
+    if not literals or min(len(without_noise(one)) for one in literals) < LITERAL_BYTES_MIN:
         raise ValueError(
             "the pattern needs three letters in a row (beside a to f and digits) that every match contains"
         )
