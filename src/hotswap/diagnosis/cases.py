@@ -128,6 +128,15 @@ def nvlink_hang(findings: Findings) -> Match | None:
     return Match(evidence=tuple(f.evidence for f in (*events, *others)), explains=explains) if others else None
 
 
+def parked_after_memory_error(findings: Findings) -> Match | None:
+    """A contained memory error, after which the node's own agent stopped offering the GPU."""
+    contained = of_rule(findings, "xid.94", "xid.156")
+    parked = of_rule(findings, "gpu.unhealthy-device-plugin")
+    if contained and parked:
+        return Match(evidence=(contained[0].evidence, parked[0].evidence), explains=tuple(contained))
+    return None
+
+
 def killed_for_memory(findings: Findings) -> Match | None:
     """Killed without a word while the log shows host memory filling up, or a checkpoint being read into it."""
     killed = of_rule(findings, "exit.killed")
@@ -154,7 +163,14 @@ def killed_by_launcher(findings: Findings) -> Match | None:
     return None
 
 
-_CONNECTS = ("net.no-route", "gloo.full-mesh", "net.unknown-name", "rdzv.store-unreachable", "rdzv.unreachable")
+_CONNECTS = (
+    "net.no-route",
+    "gloo.full-mesh",
+    "net.unknown-name",
+    "rdzv.store-unreachable",
+    "rdzv.unreachable",
+    "net.connect-aborted",
+)
 _RUNNING_SEQ = 50
 """A sequence number from which on a group has been working, not being set up."""
 
@@ -257,6 +273,39 @@ def terminated_after_failure(findings: Findings) -> Match | None:
     return None
 
 
+def timeout_while_saving(findings: Findings) -> Match | None:
+    """All that happened between the last step and the time-outs is that a checkpoint was being written."""
+    kinds = [
+        finding.evidence.kind
+        for finding in findings
+        if finding.evidence.kind in ("progress", "saving", "collective_timeout")
+    ]
+    timeouts = of_kind(findings, "collective_timeout")
+    if not timeouts or any(finding.strength >= Strength.SYMPTOM for finding in findings):
+        return None
+    before = kinds[: kinds.index("collective_timeout")]
+    if not before or before[-1] != "saving":
+        return None
+    return Match(evidence=(of_kind(findings, "saving")[-1].evidence, timeouts[0].evidence))
+
+
+SILENT_S = 1800.0
+
+
+def silent_hang(findings: Findings) -> Match | None:
+    """The job is said to run, again and again, but no step has been finished for half an hour."""
+    steps = [index for index, finding in enumerate(findings) if finding.evidence.kind == "progress"]
+    pulses = [f for f in findings[steps[-1] + 1 :] if f.evidence.kind == "pulse"] if steps else []
+    times = [pulse.evidence.time for pulse in pulses if pulse.evidence.time is not None]
+    if len(times) < 2 or max(times) - min(times) < SILENT_S:
+        return None
+    if any(
+        finding.strength >= Strength.SYMPTOM or finding.evidence.kind == "collective_timeout" for finding in findings
+    ):
+        return None
+    return Match(evidence=(findings[steps[-1]].evidence, pulses[-1].evidence))
+
+
 FLAPS_MIN = 3
 
 
@@ -323,6 +372,7 @@ PREDICATES: dict[str, Predicate] = {
         alike_everywhere,
         xid_repeats,
         nvlink_hang,
+        parked_after_memory_error,
         killed_for_memory,
         killed_by_launcher,
         connect_after_start,
@@ -333,6 +383,8 @@ PREDICATES: dict[str, Predicate] = {
         link_flaps,
         slowdown,
         loss_spike,
+        timeout_while_saving,
+        silent_hang,
         memory_before_model,
         retries_then_error,
         crash_everywhere,

@@ -64,7 +64,9 @@ def default_book() -> RuleBook:
     return RuleBook()
 
 
-_CONTEXT_KINDS = frozenset({"progress", "host_memory", "loading", "closing", "supervising", "starting"})
+_CONTEXT_KINDS = frozenset(
+    {"progress", "host_memory", "loading", "closing", "supervising", "starting", "saving", "pulse"}
+)
 _SURVIVED = re.compile(r"(?<!NCCL )\bWARN(?:ING)?\b|[Rr]etrying|will retry|attempt \d+ of")
 
 
@@ -294,7 +296,7 @@ def _blamed(findings: Sequence[Finding]) -> list[Culprit]:
 def _missing(findings: Sequence[Finding]) -> list[Culprit]:
     named: Counter[int] = Counter()
     for finding in findings:
-        if finding.evidence.kind == "stall":
+        if finding.evidence.kind in ("stall", "hccl_wait"):
             named.update(int(rank) for rank in re.findall(r"\d+", str(finding.evidence.fact("missing"))))
     return [
         Culprit(kind=Blames.RANK, rank=rank, detail="did not come to a collective") for rank, _ in named.most_common(3)

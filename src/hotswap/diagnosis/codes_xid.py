@@ -79,7 +79,7 @@ _ROWS: tuple[tuple[tuple[int, ...], str, _Kind, tuple[int, ...]], ...] = (
         (64, 95, 140),
     ),
     ((95,), "uncontained memory error: nothing computed on this GPU since may be trusted", _HARD, ()),
-    ((109,), "a context switch did not finish", (Verdict.NODE_FAULT, Strength.PROOF, 0.75, True), (79, 119)),
+    ((109,), "a context switch did not finish", (Verdict.NODE_FAULT, Strength.PROOF, 0.55, True), (79, 119)),
     ((110,), "security fault", _HARD, ()),
     ((119,), "the GPU's system processor did not answer", (Verdict.NODE_FAULT, Strength.PROOF, 0.85, True), (79,)),
     ((120,), "the GPU's system processor crashed", (Verdict.NODE_FAULT, Strength.PROOF, 0.85, True), (79,)),

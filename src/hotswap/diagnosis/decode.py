@@ -115,6 +115,10 @@ def _nccl_result(match: re.Match[str]) -> tuple[str, Facts] | None:
     return "nccl_result", {"code": int(match[1])}
 
 
+def _hccl_waits(match: re.Match[str]) -> tuple[str, Facts] | None:
+    return "hccl_wait", {"missing": match[1]}
+
+
 def _missing_ranks(match: re.Match[str]) -> tuple[str, Facts] | None:
     return "stall", {"missing": match[1].strip()}
 
@@ -208,6 +212,15 @@ def _host_memory(match: re.Match[str]) -> tuple[str, Facts] | None:
     return "host_memory", {"bytes": size_bytes(match[1], match[2])}
 
 
+def _saving(_: re.Match[str]) -> tuple[str, Facts] | None:
+    return "saving", {}
+
+
+def _pulse(_: re.Match[str]) -> tuple[str, Facts] | None:
+    """A line that a supervisor prints to say that the job still exists."""
+    return "pulse", {}
+
+
 def _supervising(_: re.Match[str]) -> tuple[str, Facts] | None:
     """A frame of the launcher's loop over running workers."""
     return "supervising", {}
@@ -267,6 +280,7 @@ _DECODERS: tuple[tuple[re.Pattern[str], Decoder], ...] = (
         re.compile(r"Got completion from peer ([\w.:]+?)(?:<\d+>)? with (?:status=|error )(?:IBV_\w+\()?(\d+)"),
         _ib_completion,
     ),
+    (re.compile(r"EI0002.*remote rank: ?\[(\d{1,6})\]"), _hccl_waits),
     (re.compile(r"missing ranks: ?([\d, ]+)\]"), _missing_ranks),
     (re.compile(r"failed \(exitcode: (-?\d+)\)"), _exit_negative),
     (re.compile(r"^\s*exitcode\s*: (-?\d+) \(pid: \d+\)"), _exit_negative),
@@ -310,6 +324,8 @@ _DECODERS: tuple[tuple[re.Pattern[str], Decoder], ...] = (
     (re.compile(r"NCCL INFO .*-> ?(\d)\b(?: \[|$)"), _nccl_result),
     (re.compile(r"\b(?:num_nodes_waiting|_monitor_workers|_state_holder\.sync)\("), _supervising),
     (re.compile(r"\b(?:barrier|init_process_group|set_device|_lazy_init|main_process_first)\("), _starting),
+    (re.compile(r"[Ss]aving (?:model |the )?(?:checkpoint|state|snapshot)|save_checkpoint\("), _saving),
+    (re.compile(r"\bPULSE\b|[Jj]ob is (?:still )?running|[Hh]eartbeat: (?:ok|alive|running)"), _pulse),
     (re.compile(r"Sending process (\d+) closing signal (SIG[A-Z]+)"), _closing),
     (re.compile(r"(?:CPU|host|RAM)\W(?:memory )?(?:usage|used|RSS)\W{1,3}([\d.]+) ?([KMG]i?B)"), _host_memory),
     (re.compile(r"Loading checkpoint shards|Loading (?:model|weights|checkpoint)"), _loading),
@@ -323,7 +339,7 @@ _DECODERS: tuple[tuple[re.Pattern[str], Decoder], ...] = (
 LINE_PATTERNS: tuple[str, ...] = tuple(
     pattern.pattern
     for pattern, decoder in _DECODERS
-    if decoder not in (_progress, _nccl_result, _host_memory, _loading, _supervising, _starting)
+    if decoder not in (_progress, _nccl_result, _host_memory, _loading, _supervising, _starting, _saving, _pulse)
 )
 """What a scanner must not skip. Progress and result codes are only context, and would be most of a log."""
 

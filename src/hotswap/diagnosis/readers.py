@@ -225,7 +225,7 @@ def _shape(one: Evidence) -> str:
     if one.kind in ("line", "exception"):
         pattern = _ASSERTION if "ssertion" in one.text else _VARIES
         return pattern.sub("", one.text)
-    if one.kind == "progress":
+    if one.kind in ("progress", "pulse"):
         return one.text
     return repr(sorted(one.facts.items()))
 

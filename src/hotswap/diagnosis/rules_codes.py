@@ -224,8 +224,9 @@ def _link_rules() -> tuple[Rule, ...]:
             "the adapter itself failed", _WC,
         ),
         _row(
-            "ib.retries", "ib_completion", {}, Verdict.UNKNOWN, Strength.ECHO, 0.3, Blames.PEER,
-            "the peer did not acknowledge: dead, stalled, or the way to it is broken", _WC,
+            "ib.retries", "ib_completion", {}, Verdict.NODE_FAULT, Strength.SYMPTOM, 0.3, Blames.PEER,
+            "the peer did not acknowledge: dead, stalled, or the way to it is broken; check it before it is trusted", _WC,
+            ("collective.timeout",),
         ),
         _row(
             "ib.link-counter", "ib_counter", {"link_downed_delta": range(1, MANY)}, Verdict.TRANSIENT, Strength.SYMPTOM, 0.55,
@@ -273,6 +274,11 @@ def _job_rules() -> tuple[Rule, ...]:
             "the ranks that are named did not come to a collective", "https://github.com/horovod/horovod/issues/1442",
         ),
         _row(
+            "hccl.rank-missing", "hccl_wait", {}, Verdict.PROCESS_FAULT, Strength.SYMPTOM, 0.45, Blames.RANK,
+            "the rank that is named did not come to a collective: look at its process first",
+            "https://github.com/vllm-project/vllm-ascend/issues/3413",
+        ),
+        _row(
             "nccl.result-chain", "nccl_result", {}, Verdict.UNKNOWN, Strength.ECHO, 0.1, Blames.NOBODY,
             "an error code on its way up through the library", _NCCL_CODES,
         ),
@@ -290,8 +296,8 @@ def _exit_rules() -> tuple[Rule, ...]:
             "ended by a watchdog or the launcher after something else had failed", _SIGNALS,
         ),
         _row(
-            "exit.killed", "exit", {"signal": 9}, Verdict.UNKNOWN, Strength.SYMPTOM, 0.3, Blames.RANK,
-            "killed from outside; by the kernel for memory, by a scheduler or by a person: only they can prove it", _SIGNALS,
+            "exit.killed", "exit", {"signal": 9}, Verdict.OOM_HOST, Strength.SYMPTOM, 0.4, Blames.RANK,
+            "killed from outside: mostly by the kernel for memory, but only its log or the cgroup can prove that", _SIGNALS,
         ),
         _row(
             "exit.interrupted", "exit", {"signal": 2}, Verdict.USER_ERROR, Strength.SYMPTOM, 0.7, Blames.NOBODY,

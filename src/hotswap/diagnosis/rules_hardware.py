@@ -143,7 +143,7 @@ HARDWARE: tuple[Rule, ...] = (
     ),
     text_rule(
         "gpu.nvls-mask",
-        r"nvls\w*\.cc.{0,80}(?:Cuda failure|CUDA failure)|[Mm]ulticast.{0,60}(?:invalid argument|Cuda failure|not permitted)",
+        r"\(NVLS\) Multicast memory|error in the Fabric Manager|nvls\w*\.cc.{0,80}(?:Cuda failure|CUDA failure)|[Mm]ulticast.{0,60}(?:invalid argument|Cuda failure|not permitted)",
         Verdict.NODE_FAULT,
         Strength.CAUSE,
         0.75,
@@ -205,10 +205,10 @@ HARDWARE: tuple[Rule, ...] = (
     ),
     text_rule(
         "gpu.unhealthy-device-plugin",
-        r"no healthy devices present|unhealthy devices? nvidia\.com/gpu|Marking device unhealthy|device is unhealthy",
+        r"no healthy devices present|unhealthy devices? nvidia\.com/gpu|[Dd]evice (?:is |was )?(?:marked )?unhealthy|will go unhealthy",
         Verdict.NODE_FAULT,
-        Strength.CAUSE,
-        0.8,
+        Strength.CONTEXT,
+        0.55,
         Blames.NODE,
         "the device plugin has taken the node's GPUs out of service",
         _KUBE_DEVICE,

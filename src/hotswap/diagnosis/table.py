@@ -14,6 +14,7 @@ from hotswap.diagnosis.rules_system import SYSTEM
 
 _DIST = "https://docs.pytorch.org/docs/stable/distributed.html"
 _HUB = "https://huggingface.co/docs/huggingface_hub/package_reference/utilities"
+_WATCH = "https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html"
 _XID = "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"
 _OOM = "https://docs.kernel.org/admin-guide/mm/concepts.html"
 _ELASTIC = "https://docs.pytorch.org/docs/stable/elastic/run.html"
@@ -52,6 +53,10 @@ CASES: tuple[Rule, ...] = (
     _case(
         "case.nvlink-hang", "nvlink_hang", Verdict.NODE_FAULT, Strength.PROOF, 0.75, Blames.GPU,
         "an NVLink event that calls itself non-fatal, and traffic over the link that never finished", _XID,
+    ),
+    _case(
+        "case.parked-after-memory-error", "parked_after_memory_error", Verdict.NODE_FAULT, Strength.PROOF, 0.75, Blames.GPU,
+        "the program could be restarted after this memory error, but the node no longer offers the GPU", _XID,
     ),
     _case(
         "case.common-cause", "common_cause", Verdict.UNKNOWN, Strength.PROOF, 0.4, Blames.NOBODY,
@@ -104,6 +109,14 @@ CASES: tuple[Rule, ...] = (
     _case(
         "case.retries-then-error", "retries_then_error", Verdict.TRANSIENT, Strength.CAUSE, 0.75, Blames.NOBODY,
         "the network failed for long, and the exception at the end only looks like a wrong path", _HUB,
+    ),
+    _case(
+        "case.timeout-while-saving", "timeout_while_saving", Verdict.USER_ERROR, Strength.SYMPTOM, 0.45, Blames.CODE,
+        "a checkpoint took longer than the collectives may wait: raise the time-out or save in shards", _WATCH,
+    ),
+    _case(
+        "case.silent-hang", "silent_hang", Verdict.PROCESS_FAULT, Strength.SYMPTOM, 0.45, Blames.NOBODY,
+        "no step is finished any more and nobody says why: a lock or a loader that is stuck in some process", _WATCH,
     ),
     _case(
         "case.link-flaps", "link_flaps", Verdict.NODE_FAULT, Strength.CAUSE, 0.65, Blames.NODE,
