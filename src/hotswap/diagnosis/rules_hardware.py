@@ -256,7 +256,7 @@ HARDWARE: tuple[Rule, ...] = (
     text_rule(
         "cpu.machine-check",
         r"\[Hardware Error\]: (?:Machine check: )?(?:.*Uncorrected|.*[Ff]atal|PROCESSOR|.*MCE|CPU \d+: Machine Check)"
-        r"|EDAC .*\bUE\b|mce: .*(?:Uncorrect|Fatal)|Uncorrected hardware memory error",
+        r"|EDAC .*\bUE\b|Uncorrected hardware memory error",
         Verdict.NODE_FAULT,
         Strength.PROOF,
         0.85,
@@ -266,7 +266,7 @@ HARDWARE: tuple[Rule, ...] = (
     ),
     text_rule(
         "cpu.corrected",
-        r"EDAC .*\bCE\b|mce: .*[Cc]orrected|\[Hardware Error\]: Corrected error",
+        r"EDAC .*\bCE\b|\[Hardware Error\]: Corrected error",
         Verdict.TRANSIENT,
         Strength.CONTEXT,
         0.65,

@@ -198,9 +198,10 @@ PROGRAM: tuple[Rule, ...] = (
     ),
     text_rule(
         "numerical.nan",
-        r"[Ff]ound (?:NaN|[Nn]an|Inf)|(?:NaN|nan|Inf)s?(?: or \w+)?(?: detected| encountered| found| in (?:loss|grad|local))|returned nan values"
-        r"|loss scale (?:is )?already at minimum|[Mm]inimum loss scale reached|[Ll]oss is (?:NaN|nan|inf)|number of nan iterations: +[1-9]"
-        r"|\bloss['\"]?\s*[:=]\s*(?:nan|NaN|inf)\b|grad[_ ]norm['\"]?\s*[:=]\s*(?:nan|NaN|inf)\b|non-finite (?:loss|grad)|[Ll]oss spike|[Ll]oss diverged|Unexpected result (?:nan|inf)",
+        r"[Ff]ound (?:NaN|[Nn]an|Inf)|(?:NaN|nan|Inf)s?(?: or \w+)?(?: detected| encountered| found in| in loss| in grad| in local)"
+        r"|returned nan values|loss scale (?:is )?already at minimum|[Mm]inimum loss scale reached|[Ll]oss is (?:NaN|nan|inf)"
+        r"|number of nan iterations: +[1-9]|(?:loss|norm)['\"]?(?:: |=)(?:nan|NaN|NAN|inf)\b|non-finite (?:loss|grad)"
+        r"|[Ll]oss spike|[Ll]oss diverged|Unexpected result (?:nan|inf)",
         Verdict.NUMERICAL,
         Strength.CAUSE,
         0.8,

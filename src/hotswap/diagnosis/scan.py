@@ -24,6 +24,10 @@ OVERLAP_BYTES = 256
 """A cut line's pieces share this much, so that no literal is lost at the cut."""
 TEMPLATES_MAX = 1 << 16
 """Templates known to be of no interest; forgotten all at once when there are more."""
+TEMPLATE_LINES_MAX = 1000
+"""Lines of one template that are all handed on; of more, one in :data:`SAMPLE_EVERY`. A message printed a million times
+says after a thousand all that it has to say."""
+SAMPLE_EVERY = 64
 TEMPLATE_BYTES_MAX = 512
 """Longer templates are searched each time instead of being remembered, which bounds the memory for them to 32 MiB."""
 
@@ -39,6 +43,7 @@ class Scanner:
         self._search = re.compile(b"|".join(re.escape(literal) for literal in sorted(stripped))).search
         self._block_bytes = block_bytes
         self._dull: set[bytes] = set()
+        self._told: dict[bytes, int] = {}
         self.bytes_read = 0
 
     def lines(self, stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
@@ -67,9 +72,18 @@ class Scanner:
             templates = [line.translate(None, NOISE).rstrip(b"\r\n") for line in lines]
             lively.update(template for template in templates if self._search(template) is not None)
         for line, template in zip(lines, templates, strict=True):
-            if template in lively:
+            if template in lively and self._is_news(template):
                 yield offset, line.rstrip(b"\r\n")
             offset += len(line)
+
+    def _is_news(self, template: bytes) -> bool:
+        if len(template) > TEMPLATE_BYTES_MAX:
+            return True
+        told = self._told.get(template, 0)
+        if not told and len(self._told) >= TEMPLATES_MAX:
+            self._told.clear()
+        self._told[template] = told + 1
+        return told < TEMPLATE_LINES_MAX or told % SAMPLE_EVERY == 0
 
     def _is_lively(self, template: bytes) -> bool:
         if self._search(template) is not None:
