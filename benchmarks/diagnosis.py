@@ -22,10 +22,8 @@ from pathlib import Path
 
 from hotswap.diagnosis import Verdict, diagnose
 from hotswap.diagnosis.cause import default_book
-from hotswap.diagnosis.decode import LINE_PATTERNS
-from hotswap.diagnosis.literals import minimal, required_literals
 from hotswap.diagnosis.policy import Action, History, decide
-from hotswap.diagnosis.readers import read_text
+from hotswap.diagnosis.readers import literals_of, read_text
 
 DECIDED = ("thread", "maintainer", "log")
 RIGHT_MIN = 0.95
@@ -105,7 +103,7 @@ def speed(mib: int, folder: Path | None) -> int:
         log = Path(place, "train.log")
         write_log(log, size)
         literals = Path(place, "literals")
-        literals.write_text("\n".join(sorted(_literals())) + "\n", encoding="utf-8")
+        literals.write_text("\n".join(sorted(literals_of(default_book()))) + "\n", encoding="utf-8")
         size = log.stat().st_size
         ours = _timed([sys.executable, "-m", "hotswap.cli", "classify", "--json", str(log)], size, "hotswap classify")
         if shutil.which("grep"):
@@ -127,16 +125,10 @@ def speed(mib: int, folder: Path | None) -> int:
     return int("uncorrectable ECC error" not in ours)
 
 
-def _literals() -> frozenset[str]:
-    found: set[str] = set()
-    for pattern in (*LINE_PATTERNS, *default_book().text_patterns()):
-        found |= required_literals(pattern)
-    return minimal(frozenset(found))
-
-
 def _expressions(place: Path) -> Path:
     escaped = [
-        "".join(f"[{c}]" if c in "*.?+()|{}$" else f"\\{c}" if c in "[]^\\" else c for c in one) for one in _literals()
+        "".join(f"[{c}]" if c in "*.?+()|{}$" else f"\\{c}" if c in "[]^\\" else c for c in one)
+        for one in literals_of(default_book())
     ]
     path = place / "expressions"
     path.write_text("|".join(sorted(escaped)) + "\n", encoding="utf-8")

@@ -63,5 +63,5 @@ def test_memory_for_templates_is_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_literals_of_noise_alone_are_refused() -> None:
-    with pytest.raises(ValueError, match="finds nothing"):
+    with pytest.raises(ValueError, match="finds too much"):
         scan.Scanner(["abc123"])

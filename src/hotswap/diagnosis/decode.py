@@ -282,6 +282,13 @@ _DECODERS: tuple[tuple[re.Pattern[str], Decoder], ...] = (
     ),
     (re.compile(r"EI0002.*remote rank: ?\[(\d{1,6})\]"), _hccl_waits),
     (re.compile(r"missing ranks: ?([\d, ]+)\]"), _missing_ranks),
+    (
+        re.compile(
+            r"srun: error: ([\w.-]+): tasks? [\d,\-]+: "
+            r"(Killed|Terminated|Segmentation fault|Bus error|Aborted|Illegal instruction|Exited with exit code \d+)"
+        ),
+        _srun_exit,
+    ),
     (re.compile(r"failed \(exitcode: (-?\d+)\)"), _exit_negative),
     (re.compile(r"^\s*exitcode\s*: (-?\d+) \(pid: \d+\)"), _exit_negative),
     (
@@ -300,13 +307,6 @@ _DECODERS: tuple[tuple[re.Pattern[str], Decoder], ...] = (
     (re.compile(r"process rank (\d+) with PID \d+ on node (\S+) exited on signal (\d+)"), _mpirun_exit),
     (re.compile(r"died with <Signals\.(SIG[A-Z]+): \d+>"), _exit_signal_name),
     (re.compile(r"Signal \d+ \((SIG[A-Z]+)\) received by PID"), _exit_signal_name),
-    (
-        re.compile(
-            r"srun: error: ([\w.-]+): tasks? [\d,\-]+: "
-            r"(Killed|Terminated|Segmentation fault|Bus error|Aborted|Illegal instruction|Exited with exit code \d+)"
-        ),
-        _srun_exit,
-    ),
     (
         re.compile(r"(?:CUDA|HIP|NPU|XPU) out of memory|OutOfMemoryError: (?:CUDA|HIP|NPU)|NPU out of memory"),
         _cuda_oom,

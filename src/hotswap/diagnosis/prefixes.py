@@ -41,7 +41,10 @@ _KUBECTL = re.compile(r"\[pod/([^/\]\s]+)(?:/[^\]\s]+)?\]:? ")
 _RAY = re.compile(r"\((?:[\w.]+ )?pid=\d+(?:, ip=([\w.:-]+))?\) ")
 _NCCL = re.compile(r"([\w.-]+):\d+:\d+ (?=\[\d+\])")
 _NCCL_SHORT = re.compile(r"([\w-]+-\d+) (?=\[\d+\])")
-_HOST = re.compile(r"([a-z][a-z0-9.-]*-?\d+): ")
+# A device of the kernel looks like a host name, but says nothing about where it is.
+_HOST = re.compile(
+    r"(?!nvidia|nvme|mlx|eth|enp|eno|ib\d|bond|gpu|cuda|sd[a-z]\d?:|md\d|rank|step|epoch|iter)([a-z][a-z0-9.-]*-?\d+): "
+)
 _SYSLOG = re.compile(r"([A-Z][a-z]{2}) +(\d{1,2}) (\d\d):(\d\d):(\d\d)(?:\.\d+)? ([\w.-]+) (?=[\w.@/-]+(?:\[\d+\])?:)")
 _DMESG = re.compile(r"\[\s*\d+\.\d+\](?:\[[ \w]+\])? ")
 _DMESG_T = re.compile(r"\[[A-Z][a-z]{2} ([A-Z][a-z]{2}) +(\d{1,2}) (\d\d):(\d\d):(\d\d) (\d{4})\] ?")

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -73,15 +74,19 @@ def _files(path: Path) -> Iterator[Path]:
             yield file
 
 
+@lru_cache(maxsize=8)
+def literals_of(book: RuleBook) -> frozenset[str]:
+    """Literals of which each line that matters to *book* or to a decoder contains at least one."""
+    found = (required_literals(pattern) for pattern in (*LINE_PATTERNS, *book.text_patterns()))
+    return minimal(frozenset().union(*found))
+
+
 class Reader:
     """Reads sources one after another; what it learnt about dull lines serves for the next one."""
 
     def __init__(self, book: RuleBook) -> None:
         """Takes from *book* what must not be skipped."""
-        literals: set[str] = set()
-        for pattern in (*LINE_PATTERNS, *book.text_patterns()):
-            literals |= required_literals(pattern)
-        self.scanner = Scanner(minimal(frozenset(literals)))
+        self.scanner = Scanner(literals_of(book))
         self._book = book
 
     def read_file(self, path: Path) -> Iterator[Evidence]:

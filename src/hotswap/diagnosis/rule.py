@@ -74,9 +74,9 @@ class Rule:
 
 
 def _is(have: Value | None, want: Wanted) -> bool:
-    if isinstance(want, (tuple, range)):
-        return have in want
-    return have == want
+    if isinstance(want, range):
+        return isinstance(have, (int, float)) and want.start <= have < want.stop
+    return have in want if isinstance(want, tuple) else have == want
 
 
 def text_rule(

@@ -30,7 +30,7 @@ SYSTEM: tuple[Rule, ...] = (
     # --- schedulers -------------------------------------------------------------------------------------------------
     text_rule(
         "slurm.node-failure",
-        r"DUE TO NODE FAIL|[Nn]ode[_ ][Ff]ail|NODE_FAIL|Kill task failed|count reported lower than configured|Low RealMemory|error: Nodes? [\w.,\[\]-]+ not responding|BOOT_FAIL|[Pp]rolog (?:failed|error)",
+        r"DUE TO NODE FAIL|[Nn]ode [Ff]ailure|node_fail\b|NODE_FAIL|Kill task failed|count reported lower than configured|Low RealMemory|error: Nodes? [\w.,\[\]-]+ not responding|BOOT_FAIL|[Pp]rolog (?:failed|error)",
         Verdict.NODE_FAULT,
         Strength.PROOF,
         0.9,
