@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotswap.diagnosis import Blames, Diagnosis, Evidence, RuleBook, Strength, Verdict, diagnose
@@ -274,6 +274,7 @@ def test_own_rules_come_first() -> None:
 SAMPLES = tuple(line for pair in CASE_EXAMPLES.values() for lines in pair for line in lines)
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(SAMPLES), max_size=12), st.randoms(use_true_random=False))
 def test_any_mixture_has_an_answer_that_does_not_depend_on_the_order_of_delivery(
     lines: list[str], shuffle: random.Random

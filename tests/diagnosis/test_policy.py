@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotswap.diagnosis import Blames, Culprit, Diagnosis, Verdict
@@ -76,6 +76,7 @@ def test_a_clock_that_goes_back_adds_no_faults() -> None:
 VERDICTS = st.sampled_from(list(Verdict))
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(VERDICTS, st.sampled_from(list(Blames)), st.floats(0, 1), st.floats(0, 30 * DAY)), max_size=30)
 )

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotswap.diagnosis import Evidence, diagnose
@@ -71,6 +71,7 @@ PIECES = st.lists(
 ).map("".join)
 
 
+@settings(deadline=None)
 @given(PIECES)
 def test_any_line_can_be_labelled_and_loses_only_its_front(line: str) -> None:
     label = read_label(line, year=2026)
@@ -78,12 +79,14 @@ def test_any_line_can_be_labelled_and_loses_only_its_front(line: str) -> None:
     assert label.rank is None or label.rank >= 0
 
 
+@settings(deadline=None)
 @given(PIECES)
 def test_any_line_can_be_decoded(line: str) -> None:
     kind, facts = decode(line)
     assert kind and isinstance(facts, dict)
 
 
+@settings(deadline=None)
 @given(
     st.integers(0, 10**6),
     st.integers(0, 10**6),
@@ -101,6 +104,7 @@ def test_collective_timeouts_come_back_as_they_were_printed(seq: int, size: int,
     )
 
 
+@settings(deadline=None)
 @given(st.integers(1, 999), st.integers(0, 255), st.integers(0, 255), st.integers(1, 10**6))
 def test_xids_come_back_as_they_were_printed(code: int, bus: int, device: int, pid: int) -> None:
     kind, facts = decode(f"NVRM: Xid (PCI:0000:{bus:02X}:{device:02x}): {code}, pid={pid}, name=python3, Ch 00000008")
@@ -108,6 +112,7 @@ def test_xids_come_back_as_they_were_printed(code: int, bus: int, device: int, p
     assert (facts["code"], facts["gpu"], facts["pid"]) == (code, f"0000:{bus:02x}:{device:02x}", pid)
 
 
+@settings(deadline=None)
 @given(st.integers(-64, 255).filter(bool))
 def test_exit_codes(code: int) -> None:
     kind, facts = decode(f"failed (exitcode: {code}) local_rank: 3 (pid: 77) of binary: python")
@@ -219,6 +224,7 @@ def test_json_that_is_no_error_file_is_a_log(tmp_path: Path) -> None:
     assert "exception" in {one.kind for one in read_paths([str(tmp_path)])}
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_any_bytes_can_be_read(content: bytes) -> None:
     evidence = list(Reader(default_book()).read_stream(io.BytesIO(content), source="x"))

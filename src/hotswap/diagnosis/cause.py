@@ -22,6 +22,10 @@ SHOWN_MAX = 20
 """Deciding and echo observations that an answer carries at most."""
 
 
+FACT_KINDS = frozenset({"nvml", "ib_counter", "shm", "disk", "cgroup", "silent", "probe", "op_count", "blame"})
+"""Observations that were never a line of a log. Their text is only for people, so no expression is tried on it."""
+
+
 class RuleBook:
     """The rules, indexed so that an observation meets only those that may apply to it."""
 
@@ -48,6 +52,8 @@ class RuleBook:
             if rule.when.matches(evidence):  # type: ignore[union-attr]
                 best = position, rule
                 break
+        if evidence.kind in FACT_KINDS:
+            return best[1] if best else None
         for position, rule, literals in self._texts:
             if best is not None and position > best[0]:
                 break
@@ -65,7 +71,7 @@ def default_book() -> RuleBook:
 
 
 _CONTEXT_KINDS = frozenset(
-    {"progress", "host_memory", "loading", "closing", "supervising", "starting", "saving", "pulse"}
+    {"op_count", "blame", "progress", "host_memory", "loading", "closing", "supervising", "starting", "saving", "pulse"}
 )
 _SURVIVED = re.compile(r"(?<!NCCL )\bWARN(?:ING)?\b|[Rr]etrying|will retry|attempt \d+ of")
 

@@ -52,7 +52,7 @@ HARDWARE: tuple[Rule, ...] = (
     ),
     text_rule(
         "gpu.lost",
-        r"GPU.{0,40}fallen off the bus|GPU is lost|Unable to determine the device handle for [Gg][Pp][Uu]|GPU_IS_LOST|[Rr]mInitAdapter failed|rm_init_adapter failed",
+        r"fallen off the bus(?! [b-z])|GPU is lost|Unable to determine the device handle for [Gg][Pp][Uu]|GPU_IS_LOST|[Rr]mInitAdapter failed|rm_init_adapter failed",
         Verdict.NODE_FAULT,
         Strength.PROOF,
         0.95,

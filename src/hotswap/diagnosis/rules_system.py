@@ -143,7 +143,7 @@ SYSTEM: tuple[Rule, ...] = (
     # --- memory of the host -----------------------------------------------------------------------------------------
     text_rule(
         "host.oom-killer",
-        r"[Oo]om[-_][Kk]ill|invoked oom-killer|Out of memory: Kill|Memory cgroup out of memory|OOM[- ]?[Kk]illed"
+        r"[Oo]om[-_][Kk]ill(?!\w* 0\b)|invoked oom-killer|Out of memory: Kill|Memory cgroup out of memory|OOM[- ]?[Kk]illed"
         r"|tasks? [\d,\-]+: Out Of Memory|\bOUT_OF_ME|Killed process \d+ \(|oom_reaper|systemd-oomd.{0,40}[Kk]illed|TERM_MEMLIMIT|job killed: v?mem|Exceeded (?:job|step) memory limit|exceeded memory limit .{0,40}being killed"
         r"|reason: ?OOMKilled|oom_kill [1-9]",
         Verdict.OOM_HOST,
