@@ -98,7 +98,7 @@ NETWORK: tuple[Rule, ...] = (
         0.45,
         Blames.LINK,
         "a peer did not acknowledge in time: congestion or a slow start more often than a broken path",
-        "https://openucx.readthedocs.io/en/master/faq.html",
+        "https://github.com/openucx/ucx/issues/5732",
     ),
     text_rule(
         "net.older-incarnation",
@@ -108,7 +108,7 @@ NETWORK: tuple[Rule, ...] = (
         0.65,
         Blames.NOBODY,
         "a process of the attempt before met this one: it passes once all old processes are gone",
-        "https://docs.jax.dev/en/latest/multi_process.html",
+        "https://docs.jax.dev/en/latest/_autosummary/jax.distributed.initialize.html",
     ),
     text_rule(
         "gloo.full-mesh",

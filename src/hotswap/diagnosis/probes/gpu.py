@@ -24,6 +24,8 @@ def gpu_compute() -> Outcome:
     torch, outcome = _ready()
     if outcome is not None:
         return outcome
+    # Else partial sums may be rounded to 16 bits, and the result would not be exact on a correct GPU either.
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     bad = []
     for index in range(torch.cuda.device_count()):
         device = f"cuda:{index}"
