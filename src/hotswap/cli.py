@@ -20,8 +20,10 @@ EXIT_INTERRUPTED = 130
 USAGE = """usage: hotswap <command> [options]
 
 commands:
-  run      run a training script; takes torchrun's flags (hotswap run --help)
-  demo     a real training loses a node, a spare takes its place, the result is identical (hotswap demo --help)
+  run       run a training script; takes torchrun's flags (hotswap run --help)
+  demo      a real training loses a node, a spare takes its place, the result is identical (hotswap demo --help)
+  classify  what broke: reads logs, names cause, culprit and action (hotswap classify --help)
+  probe     is this node healthy: quick checks of GPUs, memory, disk, clock (hotswap probe --help)
 
   --version, --help
 """
@@ -41,7 +43,24 @@ def _demo(argv: list[str]) -> int:
     return main(argv)
 
 
-COMMANDS: dict[str, Callable[[list[str]], int]] = {"run": _run, "demo": _demo}
+def _classify(argv: list[str]) -> int:
+    from hotswap.diagnosis.cli import main
+
+    return main(argv)
+
+
+def _probe(argv: list[str]) -> int:
+    from hotswap.diagnosis.probes.cli import main
+
+    return main(argv)
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "run": _run,
+    "demo": _demo,
+    "classify": _classify,
+    "probe": _probe,
+}
 
 
 def main(argv: list[str] | None = None) -> int:
