@@ -34,9 +34,11 @@ bench: $(READY)
 	$(BIN)/python benchmarks/collective_cost.py
 	$(BIN)/python benchmarks/transfer.py
 	$(BIN)/python benchmarks/recovery.py
+	$(BIN)/python benchmarks/overhead.py
 
 docs: $(READY)
 	$(BIN)/python -m hotswap.sim.protocol_docs
+	$(BIN)/python -m hotswap.diagnosis.docs
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
