@@ -244,9 +244,14 @@ class VaultMachine(RuleBasedStateMachine):
         self.fence()
         self.steps[slot] = max(0, self.steps[slot] - back)
         self.vault.truncate(slot, self.steps[slot])
-        for key in list(self.visible):
-            if key[1] == slot and key[2] > self.steps[slot]:
-                del self.visible[key]
+        there = {(item.kind, item.slot, item.step) for item in self.vault.inventory()}
+        for kind in HeldKind:
+            steps = [step for (k, s, step) in self.visible if (k, s) == (kind, slot)]
+            # Only the newest was promised: what is older than one that is undone may have been written over.
+            undone = bool(steps) and max(steps) > self.steps[slot]
+            for step in steps:
+                if step > self.steps[slot] or (undone and (kind, slot, step) not in there):
+                    del self.visible[kind, slot, step]
 
     @rule(slot=SLOTS, kind=st.sampled_from([OWN, REPLICA]))
     def forget(self, slot: int, kind: HeldKind) -> None:
