@@ -23,6 +23,7 @@ commands:
   run       run a training script; takes torchrun's flags (hotswap run --help)
   demo      a real training loses a node, a spare takes its place, the result is identical (hotswap demo --help)
   classify  what broke: reads logs, names cause, culprit and action (hotswap classify --help)
+  report    what a job lost, why, and what it cost (hotswap report LOGDIR)
   probe     is this node healthy: quick checks of GPUs, memory, disk, clock (hotswap probe --help)
 
   --version, --help
@@ -49,6 +50,12 @@ def _classify(argv: list[str]) -> int:
     return main(argv)
 
 
+def _report(argv: list[str]) -> int:
+    from hotswap.observability.report import main
+
+    return main(argv)
+
+
 def _probe(argv: list[str]) -> int:
     from hotswap.diagnosis.probes.cli import main
 
@@ -59,6 +66,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "run": _run,
     "demo": _demo,
     "classify": _classify,
+    "report": _report,
     "probe": _probe,
 }
 

@@ -232,6 +232,11 @@ class Scenario:
         for slot, step in re.findall(r"(\d+)@(\d+)", " ".join(plain)):
             yield m.CheckpointShard(slot=int(slot), step=int(step))
 
+    def _raises(
+        self, node: NodeId, generation: Generation, plain: list[str], values: dict[str, str]
+    ) -> Iterator[m.FromAgent]:
+        yield m.WorkerRaised(slot=int(plain[0]), generation=generation, error=" ".join(plain[1:]))
+
     def _paces(
         self, node: NodeId, generation: Generation, plain: list[str], values: dict[str, str]
     ) -> Iterator[m.FromAgent]:

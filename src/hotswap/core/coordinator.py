@@ -10,41 +10,24 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from hotswap.core import messages as m
-from hotswap.core.events import Disconnect, Effect, Event, FromNode, NodeGone, Record, StopAsked, Tick
+from hotswap.core.events import Disconnect, Effect, Event, FromNode, NodeGone, Record, StopAsked
 from hotswap.core.history import History
 from hotswap.core.job import Job
 from hotswap.core.limits import Limits
 from hotswap.core.past import Past
 from hotswap.core.recovery import PHASE_NAMES
-from hotswap.core.transitions import TRANSITIONS, Kind, Phase
+from hotswap.core.transitions import KINDS, TRANSITIONS, Kind, Phase
 from hotswap.core.types import Membership, NodeId, Role, node_order
 from hotswap.errors import EXIT_OK, EXIT_REQUEUE, EXIT_USER_ERROR
 
 __all__ = ["Coordinator", "Limits"]
 
-_KINDS: dict[type, Kind] = {
-    m.Register: Kind.REGISTERED,
-    m.Heartbeat: Kind.HEARTBEAT,
-    m.WorkerBuilt: Kind.BUILT,
-    m.WorkerLost: Kind.LOST,
-    m.WorkerTrouble: Kind.TROUBLE,
-    m.NodeFenced: Kind.FENCED,
-    m.WorkerConnected: Kind.CONNECTED,
-    m.WorkerReady: Kind.READY,
-    m.WorkerFinished: Kind.FINISHED,
-    m.RestoreFailed: Kind.RESTORE_FAILED,
-    m.CheckpointShard: Kind.SHARD_DURABLE,
-    m.CheckpointCommitted: Kind.CHECKPOINT_COMMITTED,
-    m.SnapshotsPaced: Kind.PACED,
-    NodeGone: Kind.GONE,
-    Tick: Kind.TICK,
-    StopAsked: Kind.STOP_ASKED,
-}
-
 _NEVER_STALE = frozenset({Kind.REGISTERED, Kind.BUILT, Kind.LOST, Kind.SHARD_DURABLE, Kind.CHECKPOINT_COMMITTED})
 """A death stays a death, a model once built stays built, and what is on storage stays there."""
 _OF_A_RECOVERY = frozenset({Kind.FENCED, Kind.CONNECTED, Kind.READY, Kind.RESTORE_FAILED})
-_OF_A_MEMBER = frozenset({Kind.CONNECTED, Kind.READY, Kind.RESTORE_FAILED, Kind.FINISHED, Kind.TROUBLE, Kind.PACED})
+_OF_A_MEMBER = frozenset(
+    {Kind.CONNECTED, Kind.READY, Kind.RESTORE_FAILED, Kind.FINISHED, Kind.TROUBLE, Kind.PACED, Kind.RAISED}
+)
 _LATE_NEWS = ""
 NAMES_MAX = 4
 """So many nodes are named in a reason."""
@@ -77,6 +60,7 @@ class Coordinator:
             Kind.SHARD_DURABLE: self._on_shard,
             Kind.CHECKPOINT_COMMITTED: self._on_checkpoint_committed,
             Kind.PACED: self._on_paced,
+            Kind.RAISED: self._on_raised,
         }
 
     @property
@@ -91,7 +75,7 @@ class Coordinator:
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Apply *event*; an impossible one changes nothing and says so in an ``event_refused`` record."""
-        kind = _KINDS[type(event.message)] if isinstance(event, FromNode) else _KINDS[type(event)]
+        kind = KINDS[type(event.message)] if isinstance(event, FromNode) else KINDS[type(event)]
         refusal = self._refusal(event, kind)
         if refusal is not None and refusal != _LATE_NEWS:
             return [Record(event="event_refused", fields={"what": kind.value, "reason": refusal})]
@@ -370,6 +354,16 @@ class Coordinator:
             self.job.record("worker_trouble", {"slot": message.slot, "node": node, "detail": message.detail})
             cause = f"a collective failed on slot {message.slot}: {message.detail}"
             self.job.trouble = (now + self.limits.trouble_grace_s, cause)
+
+    def _on_raised(self, node: NodeId, message: m.WorkerRaised, now: float) -> None:
+        """What fails on all slots in the same way fails for ever: no machine is to blame, and nothing is tried again."""
+        job = self.job
+        job.record("script_raised", {"slot": message.slot, "node": node, "error": message.error})
+        job.raised[message.slot] = message.error
+        slots = job.current.slots
+        kinds = {error.partition(":")[0] for error in job.raised.values()}
+        if len(slots) > 1 and len(job.raised) == len(slots) and len(kinds) == 1:
+            job.stop(EXIT_USER_ERROR, f"the script failed in the same way on all {len(slots)} slots: {message.error}")
 
     def _on_finished(self, node: NodeId, message: m.WorkerFinished, now: float) -> None:
         job = self.job

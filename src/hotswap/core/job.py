@@ -58,6 +58,7 @@ class Job:
         self.failures: Counter[tuple[Slot, Step, NodeId]] = Counter()
         self.recoveries = 0
         self.respawns: dict[Slot, int] = {}
+        self.raised: dict[Slot, str] = {}
         self.late: frozenset[NodeId] = frozenset()
         self.trouble: tuple[float, str] | None = None
         self.waiting: tuple[float, int] | None = None
@@ -163,6 +164,7 @@ class Job:
 
     def fence(self, lost: frozenset[Slot], cause: str, now: float) -> None:
         """Announce the newest membership: everything older is void from here on."""
+        self.raised.clear()
         previous = self.recovery if self.phase in PHASE_NAMES else None
         self.recovery = Recovery(cause=cause, started_at=now, phase_at=now, lost=lost)
         if previous is not None:

@@ -124,6 +124,15 @@ class RestoreFailed:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WorkerRaised:
+    """The script has raised an error of its own; its process may end because of it, or be told that a loss explains it."""
+
+    slot: Slot
+    generation: Generation
+    error: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckpointShard:
     """The durable checkpoint of *slot* at *step* is on storage."""
 
@@ -179,8 +188,35 @@ FromAgent = Union[
     CheckpointShard,
     CheckpointCommitted,
     SnapshotsPaced,
+    WorkerRaised,
 ]
-RendezvousMessage = Union[KvSet, KvGet]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clue:
+    """A line of a worker's output that matters, or a fact about it; the fields are those of ``diagnosis.Evidence``."""
+
+    kind: str
+    source: str
+    text: str
+    order: int = 0
+    count: int = 1
+    time: float | None = None
+    gpu: str | None = None
+    facts: dict[str, str | int | float | bool] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerEvidence:
+    """What the output of a worker that has ended says about why. For the record; no decision waits for it."""
+
+    slot: Slot
+    clues: tuple[Clue, ...]
+
+
+AsideMessage = Union[KvSet, KvGet, WorkerEvidence]
+"""From agents as well, but the coordinator's state machine never sees them: the rendezvous and the record."""
+
 
 # --- coordinator to agent -------------------------------------------------------------------------------------------
 

@@ -5,7 +5,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
+
+from hotswap.core import messages as m
+from hotswap.core.events import NodeGone, StopAsked, Tick
 
 
 class Phase(str, Enum):
@@ -39,6 +43,7 @@ class Kind(str, Enum):
     SHARD_DURABLE = "checkpoint shard written"
     CHECKPOINT_COMMITTED = "checkpoint committed"
     PACED = "snapshot interval changed"
+    RAISED = "script raised"
     TICK = "time passed"
     STOP_ASKED = "stop asked"
 
@@ -64,6 +69,7 @@ def _table() -> dict[tuple[Phase, Kind], frozenset[Phase]]:
     allow(everywhere, (K.TICK, K.STOP_ASKED), P.STOPPED)
     allow((P.RECOLLECTING, *RUNNING), (K.BUILT, K.LOST, K.TROUBLE, K.SHARD_DURABLE, K.CHECKPOINT_COMMITTED, K.PACED))
     # Forming a job, or learning from the agents what an earlier coordinator knew.
+    allow((P.RECOLLECTING, *RUNNING), (K.RAISED,), P.STOPPED)
     allow((P.FORMING,), (K.REGISTERED, K.TICK), P.FENCING)
     allow((P.FORMING,), (K.REGISTERED,), P.RECOLLECTING)
     allow((P.FORMING, P.RECOLLECTING), (K.REGISTERED,), P.TRAINING, P.FENCING, P.STOPPED)
@@ -86,3 +92,24 @@ def _table() -> dict[tuple[Phase, Kind], frozenset[Phase]]:
 
 
 TRANSITIONS = _table()
+
+KINDS: Mapping[type, Kind] = {
+    m.Register: Kind.REGISTERED,
+    m.Heartbeat: Kind.HEARTBEAT,
+    m.WorkerBuilt: Kind.BUILT,
+    m.WorkerLost: Kind.LOST,
+    m.WorkerTrouble: Kind.TROUBLE,
+    m.NodeFenced: Kind.FENCED,
+    m.WorkerConnected: Kind.CONNECTED,
+    m.WorkerReady: Kind.READY,
+    m.WorkerFinished: Kind.FINISHED,
+    m.RestoreFailed: Kind.RESTORE_FAILED,
+    m.CheckpointShard: Kind.SHARD_DURABLE,
+    m.CheckpointCommitted: Kind.CHECKPOINT_COMMITTED,
+    m.SnapshotsPaced: Kind.PACED,
+    m.WorkerRaised: Kind.RAISED,
+    NodeGone: Kind.GONE,
+    Tick: Kind.TICK,
+    StopAsked: Kind.STOP_ASKED,
+}
+"""What each message and event is in the table."""

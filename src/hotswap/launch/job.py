@@ -25,6 +25,7 @@ from hotswap.launch.options import Options
 from hotswap.launch.processes import Child, Waker, end, expect, start
 from hotswap.node.gpus import visible
 from hotswap.node.process import make_private_directory
+from hotswap.observability.report import as_text, read_events, report_of
 
 COORDINATOR_RESTARTS_MAX = 20
 WAKE_S = 0.5
@@ -352,7 +353,11 @@ def _report(job: Job, code: int) -> None:
         "log_dir": str(job.directory),
         "events": str(job.events),
     }
+    report = report_of(read_events(job.events)) if job.events.is_file() else None
     if job.options.json:
-        print(json.dumps(outcome))
-    elif code:
+        print(json.dumps({**outcome, "report": report.as_json() if report is not None else None}))
+        return
+    if code:
         print(f"hotswap: job {job.job_id} ended with {code}; logs in {job.directory}", file=sys.stderr)
+    if report is not None and (report.recoveries or report.diagnosis):
+        print("".join(f"hotswap: {line}\n" for line in as_text(report).splitlines()), end="", file=sys.stderr)

@@ -23,6 +23,7 @@ from hotswap.node.control import ControlChannel
 from hotswap.node.memory_keeper import MemoryKeeper
 from hotswap.node.process import die_with_parent, run_and_leave, set_up_logging
 from hotswap.node.relay import RendezvousRelay
+from hotswap.node.witness import LastWords, Witness
 from hotswap.node.worker_process import WorkerProcess
 from hotswap.node.workers import WorkerPool
 from hotswap.wire import worker_messages as w
@@ -59,6 +60,7 @@ class Agent:
         self._fence: m.Fence | None = None
         self._restored: dict[Slot, Step] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._last_words = LastWords(Witness(node), self.control.send)
         self._exit: asyncio.Future[int] | None = None
 
     async def run(self) -> int:
@@ -75,6 +77,7 @@ class Agent:
             code = await self._exit
         finally:
             self._leaving = True
+            await self._last_words.close()
             await self.control.close()
             for task in self._tasks:
                 task.cancel()
@@ -363,6 +366,10 @@ class Agent:
             self._forward(
                 message.generation, m.WorkerTrouble(slot=slot, generation=message.generation, detail=message.detail)
             )
+        elif isinstance(message, w.Raised):
+            self._forward(
+                message.generation, m.WorkerRaised(slot=slot, generation=message.generation, error=message.error)
+            )
         elif isinstance(message, w.Paced):
             self._forward(
                 message.generation,
@@ -425,6 +432,7 @@ class Agent:
         self._ready_if(slot)
         if self.training and self.memory.all_acked(step, self.workers):
             self._heartbeat()
+            self._last_words.give()
 
     def _replication_stalled(self, slot: Slot, generation: Generation, detail: str) -> None:
         self._forward(generation, m.WorkerTrouble(slot=slot, generation=generation, detail=detail))
@@ -455,6 +463,7 @@ class Agent:
             )
             if not self._fence_answered:
                 self._answer_fence()
+            self._last_words.add(worker.slot, worker.outputs)
 
     def _respawn_spare(self, worker: WorkerProcess) -> None:
         """A spare that keeps failing stays a warm spare: its workers are started when it is promoted."""

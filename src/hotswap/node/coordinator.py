@@ -29,6 +29,7 @@ from hotswap.core.rendezvous import RendezvousTable
 from hotswap.core.types import NodeId
 from hotswap.errors import EXIT_REQUEUE, HotswapError, PeerUnreachable, ProtocolError
 from hotswap.node.eventlog import EventLog
+from hotswap.node.inquiry import Inquiry
 from hotswap.node.process import die_with_parent, set_up_logging
 from hotswap.wire.channels import control_codec
 from hotswap.wire.handshake import accept_link
@@ -50,6 +51,7 @@ class CoordinatorServer:
         self.machine = Coordinator(limits_of(config), time.monotonic(), past)
         self.rendezvous: RendezvousTable[NodeId] = RendezvousTable()
         self.links: dict[NodeId, AsyncLink[Any]] = {}
+        self.inquiry = Inquiry(self.events.write)
         self._done: asyncio.Future[int] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._serving: set[asyncio.Task[None]] = set()
@@ -68,7 +70,9 @@ class CoordinatorServer:
         accepting = self._start(self._accept(listener), self._serving)
         self._set_timer()
         try:
-            return await self._done
+            code = await self._done
+            await self.inquiry.close()
+            return code
         finally:
             accepting.cancel()
             listener.close()
@@ -154,6 +158,8 @@ class CoordinatorServer:
             value = table.get(message.generation, message.key, node)
             if value is not None:
                 self._answer(node, message.generation, message.key, value)
+        elif isinstance(message, m.WorkerEvidence):
+            self.inquiry.hear(node, message)
         elif self.links.get(node) is link:
             self._handle(FromNode(node=node, message=message))
 
@@ -170,6 +176,7 @@ class CoordinatorServer:
         for effect in effects:
             if isinstance(effect, Record):
                 self.events.write(effect.event, effect.fields)
+                self.inquiry.saw(effect.event, effect.fields)
         for effect in effects:
             if isinstance(effect, Send):
                 if effect.node in self.links:

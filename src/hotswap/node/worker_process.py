@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from hotswap.core.types import Generation, Slot, WorkerState
@@ -14,13 +15,14 @@ from hotswap.wire.links import AsyncLink
 
 @dataclass(kw_only=True, eq=False)
 class WorkerProcess:
-    """``fenced``: newest generation the process was told of. ``granted``: the snapshot memory it has mapped.
+    """``outputs``: the files that it writes to. ``fenced``: newest generation the process was told of. ``granted``: the snapshot memory it has mapped.
 
     ``holds_state``: it was restored at least once; until then it has only what its script built.
     """
 
     slot: Slot
     link: AsyncLink[Any]
+    outputs: tuple[Path, ...] = ()
     pid: int = 0
     fenced: Generation = 0
     granted: list[MemoryFile] = field(default_factory=list)

@@ -81,7 +81,8 @@ class WorkerPool:
             pid = self._spawner.spawn(request, fds=[theirs.fileno()])
         finally:
             theirs.close()
-        worker = WorkerProcess(slot=slot, link=AsyncLink(ours, worker_codec()), pid=pid)
+        outputs = (Path(request.stdout_path), Path(request.stderr_path))
+        worker = WorkerProcess(slot=slot, link=AsyncLink(ours, worker_codec()), outputs=outputs, pid=pid)
         self._by_pid[pid] = worker
         self._start_task(self._listen(worker))
         return worker

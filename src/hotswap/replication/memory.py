@@ -112,12 +112,27 @@ def memory_available_bytes() -> int:
     return min([host, *_groups_available_bytes()])
 
 
-def _groups_available_bytes() -> list[int]:
-    """What the process's control group and those around it have left; batch systems limit jobs that way."""
+def control_group_file(name: str) -> str:
+    """The file *name* of this process's control group, empty where there is none."""
+    inner = _own_group()
+    try:
+        return (inner / name).read_text() if inner is not None else ""
+    except OSError:
+        return ""
+
+
+def _own_group() -> Path | None:
     try:
         lines = SELF_CGROUP.read_text().splitlines()
-        inner = CGROUPS / next(line for line in lines if line.startswith("0::"))[len("0::/") :]
+        return CGROUPS / next(line for line in lines if line.startswith("0::"))[len("0::/") :]
     except (OSError, StopIteration):
+        return None
+
+
+def _groups_available_bytes() -> list[int]:
+    """What the process's control group and those around it have left; batch systems limit jobs that way."""
+    inner = _own_group()
+    if inner is None:
         return []
     return [left for group in (inner, *inner.parents) if (left := _group_available_bytes(group)) is not None]
 

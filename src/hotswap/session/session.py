@@ -313,6 +313,7 @@ class Session:
         if self._mailbox.fenced(self.generation):
             return True
         if not _looks_like_communication(error):
+            self._link.send(w.Raised(generation=self.generation, error=f"{type(error).__name__}: {error}"[:500]))
             return self._mailbox.wait_fenced(self.generation, NOTICE_S)
         self._link.send(w.Trouble(generation=self.generation, detail=f"{type(error).__name__}: {error}"[:500]))
         return self._mailbox.wait_fenced(self.generation, self.settings.trouble_s)

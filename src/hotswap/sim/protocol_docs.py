@@ -61,7 +61,7 @@ def phase_table() -> str:
 
 def messages_from_agents() -> str:
     """All messages of an agent to the coordinator."""
-    return _messages((*get_args(messages.FromAgent), *get_args(messages.RendezvousMessage)))
+    return _messages((*get_args(messages.FromAgent), *get_args(messages.AsideMessage)))
 
 
 def messages_to_agents() -> str:

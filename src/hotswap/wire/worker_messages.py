@@ -88,6 +88,14 @@ class Trouble:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Raised:
+    """The script has raised an error in which nothing speaks of communication; a fence may explain it yet."""
+
+    generation: Generation
+    error: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Failed:
     """The script raised; ``restore`` if it was the restore of a snapshot that failed, not the script."""
 
@@ -115,6 +123,7 @@ FromWorker = Union[
     Connected,
     Restored,
     Trouble,
+    Raised,
     Failed,
     Paced,
     KvSet,

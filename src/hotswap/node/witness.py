@@ -1,0 +1,129 @@
+"""What a node can say about why one of its workers has ended: the lines of its last words that matter."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable
+from functools import cache
+from pathlib import Path
+
+from hotswap.core.messages import Clue, WorkerEvidence
+from hotswap.core.types import Slot
+from hotswap.diagnosis import RuleBook, diagnose, facts
+from hotswap.diagnosis.cause import default_book
+from hotswap.diagnosis.model import Evidence
+from hotswap.diagnosis.readers import Reader
+from hotswap.replication import memory
+
+log = logging.getLogger("hotswap.agent")
+CLOSE_S = 2.0
+"""How long an agent that leaves may go on reading the last words of its workers."""
+TAIL_BYTES = 256 << 10
+CLUES_MAX = 16
+TEXT_CHARS_MAX = 500
+
+
+class Witness:
+    """One node's."""
+
+    def __init__(self, node: str) -> None:
+        """Counts from now on what the kernel kills for memory in this process's control group."""
+        self._node = node
+        self._killed = _oom_kills()
+
+    def clues_of(self, paths: Iterable[Path], *, rank: int) -> tuple[Clue, ...]:
+        """Of the worker that wrote *paths*: what decides here and what only echoes, the former first. Takes a while."""
+        found = read_outputs(paths, rank=rank, node=self._node)
+        killed = _oom_kills()
+        if killed > self._killed:
+            found.append(facts.memory_events(f"oom_kill {killed - self._killed}", node=self._node, time=time.time()))
+            self._killed = killed
+        answer = diagnose(found, book=_reader()[0])
+        return tuple(_clue(one) for one in [*answer.deciding, *answer.echoes][:CLUES_MAX])
+
+
+class LastWords:
+    """What a node has to say about its workers that have ended, said when there is time for it."""
+
+    def __init__(self, witness: Witness, send: Callable[[WorkerEvidence], None]) -> None:
+        """*send* takes each testimony to the coordinator."""
+        self._witness = witness
+        self._send = send
+        self._unread: list[tuple[Slot, tuple[Path, ...]]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def add(self, slot: Slot, outputs: tuple[Path, ...]) -> None:
+        """A worker has ended. Nothing is read yet: a recovery needs the processor more."""
+        self._unread.append((slot, outputs))
+
+    def give(self) -> None:
+        """Training goes on, or this node is about to leave."""
+        while self._unread:
+            task = asyncio.get_running_loop().create_task(self._read(*self._unread.pop()))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Give what is left, within a deadline."""
+        self.give()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=CLOSE_S)
+
+    async def _read(self, slot: Slot, outputs: tuple[Path, ...]) -> None:
+        try:
+            clues = await asyncio.to_thread(self._witness.clues_of, outputs, rank=slot)
+        except Exception:
+            log.exception("the output of the worker of slot %d could not be read", slot)
+        else:
+            self._send(WorkerEvidence(slot=slot, clues=clues))
+
+
+def _oom_kills() -> int:
+    """How often the kernel has killed a process of this control group for memory; 0 where it does not say."""
+    for line in memory.control_group_file("memory.events").splitlines():
+        name, _, value = line.partition(" ")
+        if name == "oom_kill":
+            return int(value)
+    return 0
+
+
+@cache
+def _reader() -> tuple[RuleBook, Reader]:
+    book = default_book()
+    return book, Reader(book)
+
+
+def read_outputs(paths: Iterable[Path], *, rank: int, node: str) -> list[Evidence]:
+    """What stands in a worker's output files; of large ones, at their ends."""
+    reader = _reader()[1]
+    found: list[Evidence] = []
+    for path in paths:
+        found += reader.read_stream(io.BytesIO(_tail(path)), source=path.name, rank=rank, node=node)
+    return found
+
+
+def _tail(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - TAIL_BYTES))
+            return file.read()
+    except OSError:
+        return b""
+
+
+def _clue(one: Evidence) -> Clue:
+    return Clue(
+        kind=one.kind,
+        source=one.source,
+        text=one.text[:TEXT_CHARS_MAX],
+        order=one.order,
+        count=one.count,
+        time=one.time,
+        gpu=one.gpu,
+        facts=dict(one.facts),
+    )

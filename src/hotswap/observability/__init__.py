@@ -1,0 +1,1 @@
+"""What a job has left behind, made readable."""

@@ -1,0 +1,131 @@
+"""A verdict for every recovery, from what the job and its agents know; late or missing words hold nothing up."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from hotswap.core.messages import Clue, WorkerEvidence
+from hotswap.node import inquiry
+from hotswap.node.inquiry import Inquiry
+
+Diagnosed = list[dict[str, Any]]
+
+
+def run(scenario: Callable[[Inquiry], Any]) -> Diagnosed:
+    written: Diagnosed = []
+
+    def write(event: str, fields: Mapping[str, Any]) -> None:
+        assert event == "diagnosed"
+        written.append(dict(fields))
+
+    async def whole() -> None:
+        made = Inquiry(write)
+        await scenario(made)
+        await made.close()
+
+    asyncio.run(whole())
+    return written
+
+
+def exception(text: str) -> Clue:
+    kind = text.partition(":")[0]
+    return Clue(kind="exception", source="slot0.err", text=text, facts={"type": kind, "message": text})
+
+
+def lose(made: Inquiry, slot: int, status: int, node: str = "a#1", generation: int = 2) -> None:
+    made.saw("worker_lost", {"slot": slot, "node": node, "status": status, "detail": ""})
+    made.saw("recovery_started", {"generation": generation, "cause": "a loss"})
+
+
+def test_an_error_of_the_script_is_the_scripts() -> None:
+    async def scenario(made: Inquiry) -> None:
+        lose(made, 0, 1)
+        made.hear("a#1", WorkerEvidence(slot=0, clues=(exception("KeyError: 'lr'"),)))
+        made.saw("recovery_done", {"generation": 2})
+        await asyncio.sleep(0)
+
+    (found,) = run(scenario)
+    assert (found["generation"], found["verdict"], found["action"]) == (2, "user_error", "stop_with_report")
+    assert found["rules"] and found["deciding"][0]["text"] == "KeyError: 'lr'"
+    assert found["culprit"]["rank"] == 0
+
+
+def test_a_node_that_is_gone_is_to_blame_and_not_who_waited_for_it() -> None:
+    async def scenario(made: Inquiry) -> None:
+        made.saw("node_lost", {"node": "b#1", "role": "active", "reason": "connection closed"})
+        lose(made, 0, -9)
+        made.hear(
+            "a#1",
+            WorkerEvidence(
+                slot=0,
+                clues=(Clue(kind="line", source="slot0.err", text="Connection closed by peer [10.0.0.2]:41230"),),
+            ),
+        )
+
+    (found,) = run(scenario)
+    assert found["verdict"] == "node_fault"
+    assert found["culprit"]["node"] == "b#1"
+
+
+def test_an_unexplained_kill_is_not_called_certain() -> None:
+    async def scenario(made: Inquiry) -> None:
+        lose(made, 0, -9)
+        made.hear("a#1", WorkerEvidence(slot=0, clues=()))
+
+    (found,) = run(scenario)
+    assert not found["confident"]
+    assert found["action"] not in ("replace_node", "stop_with_report")
+
+
+def test_each_recovery_has_its_own_verdict() -> None:
+    async def scenario(made: Inquiry) -> None:
+        for generation, slot in ((2, 0), (3, 1)):
+            lose(made, slot, 1, generation=generation)
+            made.hear("a#1", WorkerEvidence(slot=slot, clues=(exception("KeyError: 'lr'"),)))
+            made.saw("recovery_done", {"generation": generation})
+            await asyncio.gather(*made._tasks)
+
+    assert [found["generation"] for found in run(scenario)] == [2, 3]
+
+
+def test_words_are_waited_for_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inquiry, "PATIENCE_S", 0.2)
+
+    async def late(made: Inquiry) -> None:
+        lose(made, 0, 1)
+        made.saw("recovery_done", {"generation": 2})
+        await asyncio.sleep(0.05)
+        made.hear("a#1", WorkerEvidence(slot=0, clues=(exception("KeyError: 'lr'"),)))
+
+    async def never(made: Inquiry) -> None:
+        lose(made, 0, 1)
+
+    assert run(late)[0]["verdict"] == "user_error"
+    began = time.monotonic()
+    assert len(run(never)) == 1
+    assert time.monotonic() - began < 5.0
+
+
+def test_without_a_loss_there_is_nothing_to_say() -> None:
+    async def scenario(made: Inquiry) -> None:
+        made.saw("recovery_started", {"generation": 1, "cause": "start"})
+        made.saw("recovery_done", {"generation": 1})
+
+    assert run(scenario) == []
+
+
+def test_a_broken_rule_costs_a_line_in_the_log_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("a rule is broken")
+
+    async def scenario(made: Inquiry) -> None:
+        lose(made, 0, 1)
+        made.hear("a#1", WorkerEvidence(slot=0, clues=()))
+
+    monkeypatch.setattr(inquiry, "diagnose", fail)
+    assert run(scenario) == []

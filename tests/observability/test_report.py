@@ -1,0 +1,106 @@
+"""The story of a job from its event log."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hotswap.errors import UsageError
+from hotswap.observability.report import as_text, main, read_events, report_of
+
+DIAGNOSED = {
+    "event": "diagnosed",
+    "generation": 3,
+    "verdict": "node_fault",
+    "confidence": 0.9,
+    "confident": True,
+    "culprit": {"kind": "node", "node": "b#1"},
+    "action": "replace_node",
+    "action_reason": "it is gone",
+    "reason": "the node fell silent",
+    "rules": ["job.node-silent"],
+    "deciding": [{"text": "b#1 fell silent", "count": 1, "kind": "silent"}],
+    "echoes": [],
+}
+
+
+def story() -> list[dict[str, Any]]:
+    """Two nodes are lost, the second before the first was answered; then a worker, which ends the job."""
+    return [
+        {"event": "recovery_started", "generation": 1, "cause": "start"},
+        {"event": "recovery_done", "generation": 1, "redone_steps": 0, "phases_ms": {"total": 900.0}},
+        {"event": "step_committed", "generation": 1, "step": 7},
+        {"event": "node_lost", "generation": 1, "node": "d#1", "role": "spare", "reason": "silent"},
+        {"event": "node_lost", "generation": 1, "node": "b#1", "role": "active", "reason": "silent for 5 s"},
+        {"event": "spare_promoted", "generation": 2, "node": "c#1", "replaces": "b#1"},
+        {"event": "recovery_started", "generation": 2, "cause": "b#1 lost"},
+        {"event": "node_lost", "generation": 2, "node": "c#1", "role": "active", "reason": "connection closed"},
+        {"event": "recovery_started", "generation": 3, "cause": "c#1 lost"},
+        {"event": "recovery_planned", "generation": 3, "resume_step": 7},
+        {
+            "event": "recovery_done",
+            "generation": 3,
+            "redone_steps": 1,
+            "phases_ms": {"fence": 50.0, "rebuild": 90.5, "total": 300.0},
+        },
+        DIAGNOSED,
+        {"event": "step_committed", "generation": 3, "step": 9},
+        {"event": "worker_lost", "generation": 3, "slot": 0, "node": "a#1", "status": 1, "detail": "KeyError: 'lr'"},
+        {"event": "job_stopped", "generation": 3, "exit_code": 1, "reason": "the script failed"},
+        {**DIAGNOSED, "verdict": "user_error", "generation": 3},
+    ]
+
+
+def test_losses_that_are_answered_together_are_one_recovery() -> None:
+    report = report_of(story())
+    first, last = report.recoveries
+    assert (first.generation, first.cause, first.resume_step, first.redone_steps) == (3, "c#1 lost", 7, 1)
+    assert first.lost == ["node b#1: silent for 5 s", "node c#1: connection closed"]
+    assert first.spares == ["c#1 for b#1"]
+    assert first.diagnosis["verdict"] == "node_fault"
+    assert last.lost == ["worker of slot 0 on a#1: KeyError: 'lr'"]
+    assert last.diagnosis["verdict"] == "user_error"
+    assert (report.committed_step, report.generation, report.exit_code) == (9, 3, 1)
+
+
+def test_the_text_says_what_was_lost_why_and_what_it_cost() -> None:
+    text = as_text(report_of(story()))
+    for part in (
+        "generation 3  c#1 lost",
+        "resumed   at step 7, 1 steps redone; ms: fence 50, rebuild 90, total 300",
+        "verdict   node_fault: the node fell silent",
+        "culprit   node b#1",
+        "advice    replace node: it is gone",
+        "because   b#1 fell silent",
+        "2 recoveries, generation 3, step 9 committed; exit 1: the script failed",
+    ):
+        assert part in text, text
+
+
+def test_a_calm_job_and_one_that_still_runs() -> None:
+    calm = report_of([{"event": "job_stopped", "generation": 1, "exit_code": 0, "reason": "every worker finished"}])
+    assert as_text(calm) == "0 recoveries, generation 1, no step committed; exit 0: every worker finished"
+    assert "has not said how it ended" in as_text(report_of([]))
+
+
+def test_the_command_reads_a_log_directory_and_passes_over_a_line_that_was_cut_off(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "job").mkdir()
+    lines = "".join(json.dumps({"time": 1.0, **event}) + "\n" for event in story())
+    (tmp_path / "job" / "events.jsonl").write_text(lines + '{"time": 2.0, "eve')
+    assert main([str(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [recovery["generation"] for recovery in found["recoveries"]] == [3, 3]
+    assert main([str(tmp_path / "job" / "events.jsonl")]) == 0
+    assert "2 recoveries" in capsys.readouterr().out
+
+
+def test_what_is_no_log_directory_is_said(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"name the log directory of one job.*0 found"):
+        list(read_events(tmp_path))
+    with pytest.raises(UsageError, match="name the log directory"):
+        list(read_events(tmp_path / "missing"))
