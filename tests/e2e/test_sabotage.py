@@ -35,6 +35,34 @@ def in_agents(cell: Cell, name: str) -> Cell:
     return replace(cell, environment=environment)
 
 
+def test_a_worker_whose_snapshots_die_with_it_is_restored_from_elsewhere(run: Runner) -> None:
+    outcome = run(in_agents(Cell(program=FSDP2, faults=WORKER_IN_UPDATE), "own_snapshots"))
+    planned = outcome.named("recovery_planned")
+    assert len(planned) == 1 or planned[-1]["sources"]["0"] != "own", outcome.story
+
+
+def test_a_checkpoint_without_its_manifest_is_none(start: Start, tmp_path: Path) -> None:
+    durable = ("--checkpoint-dir", str(tmp_path / "durable"), "--checkpoint-interval", "5")
+    cell = in_agents(Cell(program=FSDP2, spares=2, steps=60, run_arguments=durable), "manifest")
+    with start(cell) as job:
+        job.wait_for("step_committed", step=12)
+        job.kill_node("node0")
+        job.kill_node("node1")
+        outcome = job.finish()
+    assert outcome.exit_code == EXIT_REQUEUE, outcome.story
+
+
+def test_what_agents_do_not_tell_a_new_coordinator_the_event_log_does(start: Start, reference_of: Reference) -> None:
+    # Nobody depends on one of them alone: tests/core has the same with the agents' words and without the log.
+    cell = Cell(program=FSDP2, steps=60)
+    with start(in_agents(cell, "memory_of_the_job")) as job:
+        job.wait_for("step_committed", step=10)
+        job.kill_coordinator()
+        outcome = job.finish()
+    assert outcome.named("coordinator_took_over")
+    assert_identical(outcome, reference_of(cell))
+
+
 @pytest.mark.parametrize(
     ("name", "faults", "differing"),
     [("random_states", NODE, "random"), ("undo", WORKER_IN_UPDATE, "model"), ("one_bit", NODE, "model")],

@@ -166,6 +166,7 @@ def test_the_outcome_as_json(launch: Launch) -> None:
         "job_id": "job",
         "log_dir": str(job.folder),
         "events": str(job.folder / "events.jsonl"),
+        "report": None,  # the fake coordinator has written no events
     }
 
 

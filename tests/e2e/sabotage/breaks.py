@@ -102,9 +102,38 @@ def slow_link() -> None:
     MemoryKeeper._push = slowly  # type: ignore[method-assign]
 
 
+def own_snapshots() -> None:
+    """A worker takes its snapshots with it when it dies."""
+    from hotswap.node.memory_keeper import MemoryKeeper
+
+    inventory = MemoryKeeper.inventory
+    MemoryKeeper.inventory = lambda self: tuple(  # type: ignore[method-assign]
+        item for item in inventory(self) if item.kind.value != "own"
+    )
+
+
+def manifest() -> None:
+    """All shards of a checkpoint are written, and nothing that says so."""
+    from hotswap.replication import durable_index
+
+    durable_index.commit = _nothing
+
+
+def memory_of_the_job() -> None:
+    """An agent that finds a new coordinator presents itself as if it had just come."""
+    from dataclasses import replace
+
+    from hotswap.node.agent import Agent
+
+    register = Agent._register
+    Agent._register = lambda self: replace(  # type: ignore[method-assign]
+        register(self), generation=0, places=(), built=()
+    )
+
+
 def _by_name(*functions: Callable[[], None]) -> dict[str, Callable[[], None]]:
     return {function.__name__: function for function in functions}
 
 
 IN_WORKERS = _by_name(random_states, undo, one_bit, abort, reset, commit_gate)
-IN_AGENTS = _by_name(replication_again, slow_link)
+IN_AGENTS = _by_name(replication_again, slow_link, own_snapshots, manifest, memory_of_the_job)
