@@ -52,7 +52,7 @@ class CoordinatorConfig:
 
     ``restarted``: it takes the place of one that died, whose event log it continues.
     ``nodes_active`` nodes train; up to ``nodes_max - nodes_active`` more are spares. ``respawns_max`` bounds worker
-    respawns without a newly committed step in between. ``spare_wait_s`` is how long a job without a spare waits for a node.
+    respawns without a newly committed step in between. ``node_history``: file of what nodes have done in this and earlier jobs. ``spare_wait_s`` is how long a job without a spare waits for a node.
     """
 
     job_id: str
@@ -69,6 +69,7 @@ class CoordinatorConfig:
     join_s: float = 600.0
     events_path: str
     checkpoint_dir: str | None = None
+    node_history: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ def test_a_dead_node_is_named(run: Runner, reference_of: Callable[[Cell], Outcom
     outcome = run(cell)
     assert_identical(outcome, reference_of(cell))
     (found,) = outcome.named("diagnosed")
-    assert (found["verdict"], found["culprit"]) == ("node_fault", {"kind": "node", "node": "node1#1"})
+    assert (found["verdict"], found["culprit"]) == ("node_fault", {"kind": "node", "node": "node1"})
     assert (found["confident"], found["action"]) == (True, "replace_node")
     assert "verdict   node_fault" in outcome.console
 

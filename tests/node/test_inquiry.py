@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hotswap.core.messages import Clue, WorkerEvidence
+from hotswap.diagnosis.history import load
 from hotswap.node import inquiry
 from hotswap.node.inquiry import Inquiry
 
@@ -69,7 +71,7 @@ def test_a_node_that_is_gone_is_to_blame_and_not_who_waited_for_it() -> None:
 
     (found,) = run(scenario)
     assert found["verdict"] == "node_fault"
-    assert found["culprit"]["node"] == "b#1"
+    assert found["culprit"]["node"] == "b"
 
 
 def test_an_unexplained_kill_is_not_called_certain() -> None:
@@ -109,6 +111,35 @@ def test_words_are_waited_for_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) 
     began = time.monotonic()
     assert len(run(never)) == 1
     assert time.monotonic() - began < 5.0
+
+
+def test_faults_of_nodes_are_kept_for_later_jobs(tmp_path: Path) -> None:
+    path = tmp_path / "history.json"
+
+    async def job() -> None:
+        made = Inquiry(lambda *_: None, path)
+        made.saw("node_lost", {"node": "b#7", "role": "active", "reason": "silent"})
+        await made.close()
+
+    asyncio.run(job())
+    first = load(path)
+    assert "b" in first.quarantined
+    asyncio.run(job())
+    assert sum(one.faults for one in load(path).burdens.values()) > sum(one.faults for one in first.burdens.values())
+
+
+@pytest.mark.parametrize("content", ["no history", '{"version": 99}'])
+def test_a_history_that_is_none_is_left_alone(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "history.json"
+    path.write_text(content)
+
+    async def job() -> None:
+        made = Inquiry(lambda *_: None, path)
+        made.saw("node_lost", {"node": "b#7", "role": "active", "reason": "silent"})
+        await made.close()
+
+    asyncio.run(job())
+    assert path.read_text() == content
 
 
 def test_without_a_loss_there_is_nothing_to_say() -> None:

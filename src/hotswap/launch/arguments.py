@@ -94,6 +94,13 @@ def parser() -> argparse.ArgumentParser:
         help="share of the time that may go into waiting for replicas before snapshots are made further apart; 0: any",
     )
     group.add_argument("--fault-domain", default="", help="label of what this node fails together with (rack, switch)")
+    group.add_argument(
+        "--node-history",
+        default="",
+        metavar="FILE",
+        help="faults of nodes over many jobs, on storage that all nodes see; a node in quarantine is not started",
+    )
+    group.add_argument("--probe", action="store_true", help="check this node's health first (hotswap probe)")
     group.add_argument("--transfer-streams", type=int, default=2, help="connections per large replica")
     group.add_argument("--bind-host", default="", help="numeric address to listen at; loopback unless told otherwise")
     group.add_argument("--node-name", default="", help="this node's name; the host's name by default")
@@ -143,6 +150,8 @@ def parse(argv: list[str]) -> Options:
         snapshot_interval_steps=_at_least("--snapshot-interval", args.snapshot_interval, 1),
         overhead_limit=_at_least("--overhead-limit", args.overhead_limit, 0.0),
         fault_domain=args.fault_domain,
+        node_history=str(Path(args.node_history).resolve()) if args.node_history else "",
+        probe=args.probe,
         transfer_streams=args.transfer_streams,
         bind_host=args.bind_host or args.local_addr or "",
         token=token,

@@ -19,6 +19,7 @@ from typing import Any
 
 from hotswap.config import AgentConfig, CoordinatorConfig, Timing
 from hotswap.errors import EXIT_REQUEUE, HotswapError, UsageError
+from hotswap.launch import admission
 from hotswap.launch import place as places
 from hotswap.launch.console import Follower
 from hotswap.launch.options import Options
@@ -93,6 +94,7 @@ class Job:
             print(f"hotswap: {notice}", file=sys.stderr)
         if not self.options.log_dir:
             print(f"hotswap: logs are in {self.directory}", file=sys.stderr)
+        self._require_fit()
         if self.place.hosts_coordinator:
             self._start_or_join_coordinator()
         server, server_token = self._open_fork_server()
@@ -100,6 +102,13 @@ class Job:
             self._start_agent(name, server, server_token)
         self._describe()
         return self._supervise()
+
+    def _require_fit(self) -> None:
+        for name in self.place.names:
+            if self.options.node_history:
+                admission.require_not_quarantined(name, Path(self.options.node_history))
+        if self.options.probe:
+            admission.require_healthy(self.place.names[0])
 
     # --- starting --------------------------------------------------------------------------------------------------
 
@@ -153,6 +162,7 @@ class Job:
             join_s=options.join_s,
             events_path=str(self.events),
             checkpoint_dir=options.checkpoint_dir or None,
+            node_history=options.node_history or None,
         )
         self._coordinator = start("coordinator", COORDINATOR, log=log, answers=True, without=SECRETS)
         self._coordinator.tell(config)

@@ -45,6 +45,8 @@ class Options:
     snapshot_interval_steps: int = 1
     overhead_limit: float = 0.0
     fault_domain: str = ""
+    node_history: str = ""
+    probe: bool = False
     transfer_streams: int = 2
     bind_host: str = ""
     token: str = field(default="", repr=False)

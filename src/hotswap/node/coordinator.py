@@ -51,7 +51,7 @@ class CoordinatorServer:
         self.machine = Coordinator(limits_of(config), time.monotonic(), past)
         self.rendezvous: RendezvousTable[NodeId] = RendezvousTable()
         self.links: dict[NodeId, AsyncLink[Any]] = {}
-        self.inquiry = Inquiry(self.events.write)
+        self.inquiry = Inquiry(self.events.write, Path(config.node_history) if config.node_history else None)
         self._done: asyncio.Future[int] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._serving: set[asyncio.Task[None]] = set()

@@ -9,14 +9,17 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from hotswap.core.messages import Clue, WorkerEvidence
 from hotswap.core.types import NodeId, Slot
 from hotswap.diagnosis import Diagnosis, diagnose, facts
+from hotswap.diagnosis.history import load, save
 from hotswap.diagnosis.model import Evidence
 from hotswap.diagnosis.policy import Decision, History, decide
 from hotswap.diagnosis.show import as_json
+from hotswap.errors import HotswapError
 
 log = logging.getLogger("hotswap.coordinator")
 EVIDENCE_MAX = 2000
@@ -29,24 +32,27 @@ Write = Callable[[str, Mapping[str, Any]], None]
 class Inquiry:
     """One job's. All methods run on the coordinator's event loop."""
 
-    def __init__(self, write: Write) -> None:
-        """*write* appends to the event log."""
+    def __init__(self, write: Write, history: Path | None = None) -> None:
+        """*write* appends to the event log. *history*: the file in which nodes' faults are kept from job to job."""
+        self._path = history
         self._write = write
         self._evidence: list[Evidence] = []
         self._awaited: set[tuple[NodeId, Slot]] = set()
         self._heard = asyncio.Event()
         self._generation = 0
-        self._history = History()
+        self._history = self._known()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def saw(self, event: str, fields: Mapping[str, Any]) -> None:
         """Take note of an event of the job."""
         now = time.time()
         if event == "worker_lost":
-            self._add(facts.exit_status(int(fields["status"]), rank=fields["slot"], node=fields["node"], time=now))
+            self._add(
+                facts.exit_status(int(fields["status"]), rank=fields["slot"], node=_host(fields["node"]), time=now)
+            )
             self._awaited.add((fields["node"], fields["slot"]))
         elif event == "node_lost":
-            self._add(facts.silent(fields["node"], reachable=False, time=now))
+            self._add(facts.silent(_host(fields["node"]), reachable=False, time=now))
             self._awaited = {waited for waited in self._awaited if waited[0] != fields["node"]}
         elif event == "recovery_started":
             self._generation = int(fields.get("generation", 0))
@@ -66,6 +72,22 @@ class Inquiry:
             self._start()
         await asyncio.gather(*self._tasks)
 
+    def _known(self) -> History:
+        try:
+            return load(self._path) if self._path is not None else History()
+        except HotswapError as error:
+            log.warning("nothing is known of earlier jobs: %s", error)
+            self._path = None  # whatever it is, it is not written over
+            return History()
+
+    async def _keep(self) -> None:
+        if self._path is None:
+            return
+        try:
+            await asyncio.to_thread(save, self._history, self._path)
+        except HotswapError as error:
+            log.warning("what is known of nodes is not kept for later jobs: %s", error)
+
     def _add(self, evidence: Evidence) -> None:
         if len(self._evidence) < EVIDENCE_MAX:
             self._evidence.append(evidence)
@@ -84,6 +106,7 @@ class Inquiry:
                 answer = await asyncio.to_thread(diagnose, evidence)
                 decision = decide(answer, self._history, time.time())
                 self._history = decision.history
+                await self._keep()
                 self._write("diagnosed", {"generation": generation, **_summary(answer, decision)})
         except Exception:
             log.exception("no verdict on what broke in generation %d", generation)
@@ -98,11 +121,16 @@ class Inquiry:
                 return
 
 
+def _host(node: NodeId) -> str:
+    """A node's name: what outlives this start of its agent, and this job."""
+    return node.partition("#")[0]
+
+
 def _evidence(clue: Clue, node: NodeId, rank: Slot) -> Evidence:
     return Evidence(
         kind=clue.kind,
         source=clue.source,
-        node=node,
+        node=_host(node),
         rank=rank,
         gpu=clue.gpu,
         time=clue.time,
