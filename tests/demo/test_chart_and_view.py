@@ -29,7 +29,7 @@ STORY: list[dict[str, Any]] = [
     {"time": 10.2, "event": "recovery_planned", "generation": 1, "resume_step": 0},
     {"time": 11.0, "event": "training_started", "generation": 1, "step": 0},
     {"time": 11.1, "event": "spare_ready", "generation": 1, "node": "node2#1"},
-    {"event": "record", "step": 7, "loss": (3.5).hex()},
+    {"event": "record", "step": 7, "dp_rank": 0, "loss": (3.5).hex()},
     {"time": 12.0, "event": "step_committed", "generation": 1, "step": 7},
     {"time": 12.5, "event": "death", "kind": "node", "slot": 5, "moment": "backward", "step": 7},
     {
@@ -211,3 +211,12 @@ def test_a_silent_screen_says_nothing() -> None:
         for event in STORY:
             notice(event)
     assert stream.getvalue() == ""
+
+
+def test_the_loss_shown_is_that_of_all_data_parallel_ranks() -> None:
+    view = JobView(steps=20, ranks=2)
+    shown = []
+    for step, rank, loss in ((0, 1, 2.0), (1, 1, 5.0), (0, 0, 4.0), (1, 0, 7.0), (1, 0, 7.0)):
+        view.apply({"event": "record", "step": step, "dp_rank": rank, "loss": loss.hex()})
+        shown.append((view.step, view.loss))
+    assert shown == [(0, None), (0, None), (0, 3.0), (1, 6.0), (1, 6.0)]

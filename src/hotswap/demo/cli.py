@@ -149,7 +149,7 @@ def _next_directory(directory: Path) -> Path:
 
 def _run(spec: JobSpec, title: str, screen: Screen) -> Evidence:
     """Run one job to its end. HotswapError with the reason and the tail of the log if it fails."""
-    view = JobView(steps=spec.train.steps)
+    view = JobView(steps=spec.train.steps, ranks=spec.train.layout.dp)
     try:
         with screen.job(title, view) as notice:
             code = run_job(spec, notice)

@@ -18,9 +18,13 @@ class NodeView:
 
 @dataclass(kw_only=True)
 class JobView:
-    """The picture of the moment. ``step`` counts finished updates; ``story`` grows by (seconds since start, sentence)."""
+    """The picture of the moment. ``story`` grows by (seconds since start, sentence).
+
+    ``step`` is the newest of which all *ranks* data-parallel ranks have told their loss, and ``loss`` the mean of those.
+    """
 
     steps: int
+    ranks: int = 1
     step: int = 0
     committed: int = 0
     loss: float | None = None
@@ -29,12 +33,12 @@ class JobView:
     story: list[tuple[float, str]] = field(default_factory=list)
     width: int = 1
     started_at: float | None = None
+    _told: dict[int, dict[int, float]] = field(default_factory=dict)
 
     def apply(self, event: Mapping[str, Any]) -> None:
         """Take in an event, a death or a record."""
         if event["event"] == "record":
-            self.step = int(event["step"])
-            self.loss = float.fromhex(event["loss"])
+            self._hear_loss(int(event["step"]), int(event["dp_rank"]), float.fromhex(event["loss"]))
             return
         if self.started_at is None:
             self.started_at = float(event["time"])
@@ -42,6 +46,13 @@ class JobView:
         sentence = tell(event)
         if sentence and sentence not in {told for _, told in self.story[-1:]}:
             self.story.append((float(event["time"]) - self.started_at, sentence))
+
+    def _hear_loss(self, step: int, rank: int, loss: float) -> None:
+        told = self._told.setdefault(step, {})
+        told[rank] = loss
+        if len(told) == self.ranks:
+            self.step, self.loss = step, sum(told.values()) / self.ranks
+            self._told = {later: losses for later, losses in self._told.items() if later > step}
 
     def _picture(self, event: Mapping[str, Any]) -> None:
         name = event["event"]
