@@ -113,6 +113,18 @@ def test_words_are_waited_for_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) 
     assert time.monotonic() - began < 5.0
 
 
+def test_a_gpu_that_the_kernel_names_is_to_blame() -> None:
+    async def scenario(made: Inquiry) -> None:
+        lose(made, 0, 1)
+        text = "NVRM: Xid (PCI:0000:3d:00): 79, pid=77, GPU has fallen off the bus."
+        xid = Clue(kind="xid", source="kernel log", text=text, gpu="0000:3d:00", facts={"code": 79})
+        made.hear("a#1", WorkerEvidence(slot=0, clues=(exception("RuntimeError: CUDA error: unspecified"), xid)))
+
+    (found,) = run(scenario)
+    assert (found["verdict"], found["confident"], found["action"]) == ("node_fault", True, "replace_node")
+    assert found["culprit"] == {"kind": "gpu", "node": "a", "gpu": "0000:3d:00"}
+
+
 def test_faults_of_nodes_are_kept_for_later_jobs(tmp_path: Path) -> None:
     path = tmp_path / "history.json"
 

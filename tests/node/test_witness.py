@@ -56,6 +56,14 @@ def test_a_kill_for_memory_is_told_once_and_only_if_it_came_after_the_start(kill
     assert seen.clues_of([], rank=0) == ()
 
 
+def test_what_the_kernel_says_decides(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    said = [(1000.0, "NVRM: Xid (PCI:0000:3d:00): 79, pid=77, GPU has fallen off the bus."), (1001.0, "eth0: link up")]
+    monkeypatch.setattr(witness.KernelLog, "read", lambda _: said)
+    (tmp_path / "slot1.err").write_text("RuntimeError: CUDA error: unspecified launch failure\n")
+    first = Witness("a").clues_of([tmp_path / "slot1.err"], rank=1)[0]
+    assert (first.source, first.kind, first.time, first.facts["code"]) == ("kernel log", "xid", 1000.0, 79)
+
+
 def test_outputs_are_read_when_it_is_time_and_at_the_latest_at_the_end(tmp_path: Path) -> None:
     (tmp_path / "slot0.err").write_text(TRACE)
     sent: list[WorkerEvidence] = []

@@ -20,6 +20,7 @@ from hotswap.diagnosis.model import Evidence
 from hotswap.diagnosis.policy import Decision, History, decide
 from hotswap.diagnosis.show import as_json
 from hotswap.errors import HotswapError
+from hotswap.node.witness import KERNEL
 
 log = logging.getLogger("hotswap.coordinator")
 EVIDENCE_MAX = 2000
@@ -131,7 +132,7 @@ def _evidence(clue: Clue, node: NodeId, rank: Slot) -> Evidence:
         kind=clue.kind,
         source=clue.source,
         node=_host(node),
-        rank=rank,
+        rank=None if clue.source == KERNEL else rank,
         gpu=clue.gpu,
         time=clue.time,
         order=clue.order,

@@ -6,8 +6,10 @@ import asyncio
 import io
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -17,11 +19,14 @@ from hotswap.diagnosis import RuleBook, diagnose, facts
 from hotswap.diagnosis.cause import default_book
 from hotswap.diagnosis.model import Evidence
 from hotswap.diagnosis.readers import Reader
+from hotswap.node.kernel_log import KernelLog
 from hotswap.replication import memory
 
 log = logging.getLogger("hotswap.agent")
 CLOSE_S = 2.0
 """How long an agent that leaves may go on reading the last words of its workers."""
+KERNEL = "kernel log"
+"""Source of what is about the machine and not about one of its workers."""
 TAIL_BYTES = 256 << 10
 CLUES_MAX = 16
 TEXT_CHARS_MAX = 500
@@ -31,19 +36,31 @@ class Witness:
     """One node's."""
 
     def __init__(self, node: str) -> None:
-        """Counts from now on what the kernel kills for memory in this process's control group."""
+        """Follows from now on what the kernel says, and what it kills for memory in this process's control group."""
         self._node = node
+        self._kernel = KernelLog()
         self._killed = _oom_kills()
+        self._lock = threading.Lock()
 
     def clues_of(self, paths: Iterable[Path], *, rank: int) -> tuple[Clue, ...]:
         """Of the worker that wrote *paths*: what decides here and what only echoes, the former first. Takes a while."""
         found = read_outputs(paths, rank=rank, node=self._node)
+        with self._lock:
+            found += self._of_the_machine()
+        answer = diagnose(found, book=_reader()[0])
+        return tuple(_clue(one) for one in [*answer.deciding, *answer.echoes][:CLUES_MAX])
+
+    def _of_the_machine(self) -> list[Evidence]:
+        """What the kernel has said and done since the last time."""
+        found = []
+        for order, (at, text) in enumerate(self._kernel.read()):
+            lines = _reader()[1].read_stream(io.BytesIO(text.encode()), source=KERNEL, node=self._node)
+            found += [replace(one, time=at, order=order) for one in lines]
         killed = _oom_kills()
         if killed > self._killed:
             found.append(facts.memory_events(f"oom_kill {killed - self._killed}", node=self._node, time=time.time()))
             self._killed = killed
-        answer = diagnose(found, book=_reader()[0])
-        return tuple(_clue(one) for one in [*answer.deciding, *answer.echoes][:CLUES_MAX])
+        return found
 
 
 class LastWords:
