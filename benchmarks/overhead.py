@@ -44,7 +44,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--programs", nargs="+", choices=list(PROGRAMS), default=list(PROGRAMS))
     parser.add_argument("--pairs", type=int, default=20, help="pairs of blocks")
-    parser.add_argument("--steps", type=int, default=10, help="timed steps in a block")
+    parser.add_argument("--steps", type=int, default=10, help="timed steps in a block, at least")
     parser.add_argument("--overhead-limit", default="0.001")
     parser.add_argument("--snapshot-interval", default="1")
     parser.add_argument("--output", type=Path, default=Path("overhead.json"))
@@ -282,6 +282,9 @@ def work(order: dict[str, Any]) -> None:
     meter = Meter(session, training)
     for _ in range(30):  # longer than it takes to agree on an interval
         meter.protected()
+    # Whole intervals in every block: half of one would hold a snapshot or none, by chance.
+    apart = session._pace.interval
+    steps = -(-order["steps"] // apart) * apart
     draw = random.Random(0)
     pairs, stalls, times = [], [], []
     for _ in range(order["pairs"]):
@@ -289,17 +292,18 @@ def work(order: dict[str, Any]) -> None:
         draw.shuffle(kinds)
         found = {}
         for kind in kinds:
-            found[kind.__name__] = meter.block(kind, order["steps"])
+            found[kind.__name__] = meter.block(kind, steps)
             if kind.__name__ == "protected":
                 stalls.append(meter.waited_s)
         pairs.append(found["protected"] / found["bare"])
-        times.append(found["bare"] / order["steps"])
+        times.append(found["bare"] / steps)
     extra = meter.peak(meter.protected) - meter.peak(meter.bare)
     if session.slot == 0:
         layout = session._state().plan()
         low, high = bootstrap(pairs)
         result = {
-            **{key: order[key] for key in ("program", "sizes", "steps")},
+            **{key: order[key] for key in ("program", "sizes")},
+            "steps": steps,
             "parameters": sum(parameter.numel() for parameter in training.model.parameters()),
             "snapshot_mb": layout.nbytes / 1e6,
             "replica_mb": layout.unique_nbytes / 1e6,
@@ -308,7 +312,7 @@ def work(order: dict[str, Any]) -> None:
             "steps_apart": session._pace.interval,
             "ratio": statistics.fmean(pairs),
             "interval": [low, high],
-            "stall_ms_per_step": statistics.fmean(stalls) / order["steps"] * 1e3,
+            "stall_ms_per_step": statistics.fmean(stalls) / steps * 1e3,
             "device_extra_mb": extra / 1e6,
             "pairs": [round(pair, 5) for pair in pairs],
         }
