@@ -344,12 +344,14 @@ SPIKE = 20.0
 
 
 def loss_spike(findings: Findings) -> Match | None:
-    """The gradient norm rose twentyfold and more over its usual value, and the loss with it."""
+    """The gradient norm rose twentyfold and more over its usual value before, and the loss with it."""
     norms, losses = _series(findings, "grad_norm"), _series(findings, "loss")
     if len(norms) < 3 or len(losses) != len(norms):
         return None
-    usual = min(value for _, value in norms)
     worst = max(range(len(norms)), key=lambda index: norms[index][1])
+    if worst == 0:  # Before it is always higher: training begins with large gradients.
+        return None
+    usual = median(value for _, value in norms[:worst])
     if norms[worst][1] > SPIKE * max(usual, 1e-9) and losses[worst][1] > 1.02 * min(value for _, value in losses):
         return Match(evidence=(norms[0][0], norms[worst][0]))
     return None

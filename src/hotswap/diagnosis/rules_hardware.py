@@ -351,7 +351,7 @@ HARDWARE: tuple[Rule, ...] = (
         r"Call to ibv_(?:create_cq|create_qp|reg_mr\w*|alloc_pd|reg_dmabuf_mr)\w* failed|ibv_reg_mr\w* failed",
         Verdict.NODE_FAULT,
         Strength.CAUSE,
-        0.6,
+        0.55,
         Blames.NODE,
         "the adapter could not lock memory here: limit of locked memory, or the peer-memory module; on all nodes it is the set-up",
         _REG,

@@ -258,7 +258,7 @@ NETWORK: tuple[Rule, ...] = (
     ),
     text_rule(
         "nccl.remote-or-system",
-        r"ncclSystemError|NCCL communicator was aborted|terminate called after throwing|Aborted \(core dumped\)|Horovod has been shut down|lost communication with a remote daemon|ncclInternalError|unhandled system error|unhandled cuda error|internal error - please report",
+        r"ncclSystemError|Test (?:NCCL|CUDA) failure|NCCL communicator was aborted|terminate called after throwing(?!.*bad_alloc)|Aborted \(core dumped\)|Horovod has been shut down|lost communication with a remote daemon|ncclInternalError|unhandled system error|unhandled cuda error|internal error - please report",
         Verdict.UNKNOWN,
         Strength.ECHO,
         0.2,

@@ -62,7 +62,7 @@ ACCELERATORS: tuple[Rule, ...] = (
     ),
     text_rule(
         "hpl.cuda-error",
-        r"HPL ERROR.{0,40}CUDA|(?:Test NCCL failure|Test CUDA failure)",
+        r"HPL ERROR.{0,40}CUDA",
         Verdict.NODE_FAULT,
         Strength.CAUSE,
         0.65,
@@ -133,7 +133,7 @@ ACCELERATORS: tuple[Rule, ...] = (
     ),
     text_rule(
         "cudnn.transient",
-        r"CUDNN_STATUS_(?:EXECUTION_FAILED|MAPPING_ERROR)|CUBLAS_STATUS_EXECUTION_FAILED",
+        r"CUDNN_STATUS_(?:EXECUTION_FAILED|MAPPING_ERROR)",
         Verdict.TRANSIENT,
         Strength.SYMPTOM,
         0.45,

@@ -40,7 +40,7 @@ SYSTEM: tuple[Rule, ...] = (
     ),
     text_rule(
         "slurm.time-limit",
-        r"DUE TO TIME LIMIT|\bstate[ =:]+TIMEOUT\b|JobState=(?:TIMEOUT|DEADLINE)|DeadlineExceeded|\bTIMEOUT +\d+:\d+|TERM_RUNLIMIT|walltime \S+ exceeded limit",
+        r"DUE TO TIME LIMIT|\bstate[ =:]+TIMEOUT\b|JobState=(?:TIMEOUT|DEADLINE)|(?<!exceptions\.)DeadlineExceeded|\bTIMEOUT +\d+:\d+|TERM_RUNLIMIT|walltime \S+ exceeded limit",
         Verdict.PREEMPTION,
         Strength.CAUSE,
         0.95,
@@ -227,7 +227,7 @@ SYSTEM: tuple[Rule, ...] = (
     ),
     text_rule(
         "host.no-memory",
-        r"\bMemoryError\b|std::bad_alloc|can't allocate memory: you tried|Unable to allocate .{1,40} for an array"
+        r"\bMemoryError\b|can't allocate memory: you tried|not enough memory: you tried|Unable to allocate .{1,40} for an array"
         r"|(?:fork|clone|mmap|malloc|Popen).{0,60}Cannot allocate memory|Errno 12\]",
         Verdict.OOM_HOST,
         Strength.CAUSE,

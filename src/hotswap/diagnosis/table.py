@@ -7,7 +7,9 @@ from __future__ import annotations
 from hotswap.diagnosis.model import Blames, Strength, Verdict
 from hotswap.diagnosis.rule import Case, Rule
 from hotswap.diagnosis.rules_codes import EXCEPTION_RULES, FACT_RULES, SXID_RULES, XID_RULES
+from hotswap.diagnosis.rules_first import FIRST
 from hotswap.diagnosis.rules_hardware import HARDWARE
+from hotswap.diagnosis.rules_last import LAST
 from hotswap.diagnosis.rules_network import NETWORK
 from hotswap.diagnosis.rules_program import ACCELERATORS, PROGRAM
 from hotswap.diagnosis.rules_system import SYSTEM
@@ -135,12 +137,14 @@ CASES: tuple[Rule, ...] = (
 LINE_RULES: tuple[Rule, ...] = (
     *XID_RULES,
     *SXID_RULES,
+    *FIRST,
     *FACT_RULES,
     *HARDWARE,
     *SYSTEM,
     *ACCELERATORS,
     *NETWORK,
     *PROGRAM,
+    *LAST,
     *EXCEPTION_RULES,
 )
 
