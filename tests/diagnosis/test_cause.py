@@ -88,6 +88,10 @@ CASE_EXAMPLES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (timeout(0, seq=4000), "socketPollConnect: Connect to 10.0.0.4<4> returned 113(No route to host)"),
         (timeout(0, seq=1), "socketPollConnect: Connect to 10.0.0.4<4> returned 113(No route to host)"),
     ),
+    "case.before-first-step": (
+        ("Starting elastic_operator with launch configs:", "RuntimeError: the frobnicator is closed"),
+        ("Starting elastic_operator with launch configs:", step(7), "RuntimeError: the frobnicator is closed"),
+    ),
     "case.both-ends-reset": (
         (
             "node-1:1:2 [3] NCCL WARN Call to write failed : Connection reset by peer",

@@ -119,7 +119,7 @@ FIRST: tuple[Rule, ...] = (
         "the device no longer answers on PCIe: every register reads as all ones", _AER,
     ),
     text_rule(
-        "cpu.apei-fatal", r"event severity: (?:fatal|recoverable)|context corrupt|mce: .*(?:Uncorrected|[Ff]atal)",
+        "cpu.apei-fatal", r"event severity: (?:fatal|recoverable)|Processor context corrupt|Fatal local machine check",
         Verdict.NODE_FAULT, Strength.PROOF, 0.85, Blames.NODE,
         "firmware reports a hardware error that it could not correct", _APEI,
     ),

@@ -73,8 +73,12 @@ CASES: tuple[Rule, ...] = (
         "ranks wait in different operations under one sequence number; the group is not printed, so it may be two groups", _DIST,
     ),
     _case(
-        "case.alike-everywhere", "alike_everywhere", Verdict.USER_ERROR, Strength.CAUSE, 0.75, Blames.CODE,
+        "case.alike-everywhere", "alike_everywhere", Verdict.USER_ERROR, Strength.CAUSE, 0.85, Blames.CODE,
         "the same exception on all ranks: the program or its input, not a node", _ELASTIC,
+    ),
+    _case(
+        "case.before-first-step", "before_first_step", Verdict.USER_ERROR, Strength.SYMPTOM, 0.6, Blames.CODE,
+        "the program stopped before its first steps were done: it would do so again", _ELASTIC,
     ),
     _case(
         "case.crash-everywhere", "crash_everywhere", Verdict.USER_ERROR, Strength.SYMPTOM, 0.6, Blames.CODE,
