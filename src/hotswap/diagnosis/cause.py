@@ -86,6 +86,9 @@ _CONTEXT_KINDS = frozenset(
         "restart",
     }
 )
+_CHATTY = re.compile(r"\b(?:INFO|DEBUG|NOTICE)\b|\b[IW] tensorflow/")
+"""Levels of messages that a program means for people who look for something else."""
+CHATTY_MAX = 0.5
 _SURVIVED = re.compile(r"(?<!NCCL )\bWARN(?:ING)?\b|[Rr]etrying|will retry|attempt \d+ of")
 
 
@@ -156,14 +159,18 @@ def _findings(evidence: Iterable[Evidence], book: RuleBook) -> list[Finding]:
 
 
 def _finding(rule: Rule, evidence: Evidence) -> Finding:
-    strength = rule.strength
-    if strength is Strength.CAUSE and _SURVIVED.search(evidence.text):
+    strength, confidence = rule.strength, rule.confidence
+    if strength is Strength.CAUSE and "NCCL INFO" in evidence.text:
+        strength = Strength.ECHO
+    elif strength is Strength.CAUSE and _CHATTY.search(evidence.text) and rule.verdict is Verdict.USER_ERROR:
+        strength, confidence = Strength.SYMPTOM, min(confidence, CHATTY_MAX)
+    elif strength is Strength.CAUSE and _SURVIVED.search(evidence.text):
         strength = Strength.SYMPTOM
     return Finding(
         rule=rule.id,
         verdict=rule.verdict,
         strength=strength,
-        confidence=rule.confidence,
+        confidence=confidence,
         blames=rule.blames,
         reason=rule.reason,
         evidence=evidence,

@@ -276,6 +276,12 @@ def _exception(match: re.Match[str]) -> tuple[str, Facts] | None:
     return "exception", {"type": match[1], "family": family(match[1], message), "message": message[:300]}
 
 
+def _native_exception(match: re.Match[str]) -> tuple[str, Facts] | None:
+    """As the C++ run-time prints an exception that nobody caught."""
+    message = match[3].strip()
+    return "exception", {"type": "C++", "family": family("C++", message), "message": message[:300]}
+
+
 def _number(text: str) -> float | None:
     try:
         return float(text)
@@ -378,6 +384,7 @@ _DECODERS: tuple[tuple[re.Pattern[str], Decoder], ...] = (
         _peer_gone,
     ),
     (re.compile(r"NCCL INFO .*-> ?(\d)\b(?: \[|$)"), _nccl_result),
+    (re.compile(r"^what\(\):\s+()()(.*)"), _native_exception),
     (re.compile(r"\b(?:num_nodes_waiting|_monitor_workers|_state_holder\.sync)\("), _supervising),
     (re.compile(r"\b(?:barrier|init_process_group|set_device|_lazy_init|main_process_first)\("), _starting),
     (re.compile(r"[Ss]aving (?:model |the )?(?:checkpoint|state|snapshot)|save_checkpoint\("), _saving),
@@ -399,7 +406,8 @@ _DECODERS: tuple[tuple[re.Pattern[str], Decoder], ...] = (
     (
         re.compile(
             r"(?:^|(?<=[\])|│*>:] )|(?<=Uncaught )|(?<= - ))(?:[\w.]+\.)?_?"
-            r"([A-Z]\w*(?:Error|Exception|Interrupt|Exit|Timeout|OutOfResources|Unavailable|Invalid|Requests))"
+            r"([A-Z]\w*(?:Error|Exception|Interrupt|Exit|Timeout|OutOfResources|Unavailable|Invalid|Requests|Expired|ProcessPool"
+            r"|BadZipFile)|[a-z]\w+\.[eE]rror|std::\w+_error)"
             r"(?:\(([A-Z]\w*(?:Error|Exception))\))?(?:: ?(.*))?$"
         ),
         _exception,

@@ -12,7 +12,12 @@ _KNOWN: dict[str, str] = {
     **dict.fromkeys(("KeyboardInterrupt",), "person"),
     **dict.fromkeys(("FloatingPointError", "NonFiniteLossError", "NanInfException"), "numbers"),
     **dict.fromkeys(("MemoryError",), "memory"),
-    **dict.fromkeys(("UnpicklingError", "BlockingIOError", "SafetensorError"), "storage"),
+    **dict.fromkeys(
+        ("UnpicklingError", "BlockingIOError", "SafetensorError", "struct.error", "zlib.error", "lmdb.Error", "BadZipFile"),
+        "storage",
+    ),
+    **dict.fromkeys(("cv2.error", "re.error", "binascii.Error", "configparser.Error", "shutil.Error"), "program"),
+    **dict.fromkeys(("BrokenProcessPool",), "echo"),
     **dict.fromkeys(("OSError", "IOError", "EnvironmentError"), "system"),
     # The program itself, its input or its configuration.
     **dict.fromkeys(
@@ -76,7 +81,8 @@ _BY_WORD: tuple[tuple[str, re.Pattern[str]], ...] = (
 )
 
 _WAITED = re.compile(
-    r"[Tt]imed? ?out|[Tt]imeout|[Cc]onnection|[Ss]ocket|\bpeer\b|[Aa]borted|NCCL|HCCL|RCCL|[Ww]atchdog|[Dd]eadline"
+    r"[Tt]imed? ?out|[Tt]imeout|[Cc]onnection|[Ss]ocket|\bpeer\b|[Aa]borted|NCCL|HCCL|RCCL|[Ww]atchdog|[Dd]eadline|CUDA|HIP|GPU"
+    r"|[Ee]ngine|[Ww]orkers? .{0,40}(?:died|failed|exited)|[Ss]ee (?:the )?(?:root|stack|above|log)|terminated|exited unexpectedly"
 )
 _NUMBERS = re.compile(r"\b(?:NaN|nan|inf(?:inity)?|non-finite)\b")
 _ERRNO = re.compile(r"\[Errno \d+\]")

@@ -22,6 +22,13 @@ _AER = "https://docs.kernel.org/PCI/pci-error-recovery.html"
 _APEI = "https://docs.kernel.org/admin-guide/RAS/main.html"
 _AMD = "https://docs.kernel.org/gpu/amdgpu/ras.html"
 _DCGM = "https://docs.nvidia.com/datacenter/dcgm/latest/user-guide/dcgm-diagnostics.html"
+_XID = "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"
+_HIP = "https://rocm.docs.amd.com/projects/HIP/en/latest/reference/error_codes.html"
+_MLX5 = "https://docs.kernel.org/networking/devlink/mlx5.html"
+_IBSTAT = "https://man7.org/linux/man-pages/man3/ibv_query_port.3.html"
+_OOPS = "https://docs.kernel.org/admin-guide/bug-hunting.html"
+_RAID = "https://docs.kernel.org/admin-guide/md.html"
+_LAUNCH = "https://docs.open-mpi.org/en/main/launching-apps/index.html"
 _BMC = "https://docs.kernel.org/driver-api/ipmi.html"
 
 FIRST: tuple[Rule, ...] = (
@@ -147,5 +154,114 @@ FIRST: tuple[Rule, ...] = (
         "bmc.event", r"\bIERR\b|Uncorrectable (?:ECC|machine check)|Power Supply.{0,60}(?:Failure detected|AC lost)|Thermal Trip",
         Verdict.NODE_FAULT, Strength.PROOF, 0.85, Blames.NODE,
         "the board's own controller logged a failure of processor, memory, power or cooling", _BMC,
+    ),
+    # --- more schedulers and providers --------------------------------------------------------------------------------
+    text_rule(
+        "slurm.launch-failed",
+        r"Task launch for StepId=\S+ failed on node|Munge decode failed|Invalid job credential|Rewound credential|Protocol authentication error",
+        Verdict.NODE_FAULT, Strength.CAUSE, 0.7, Blames.NODE,
+        "the scheduler's daemon on a node refuses to start tasks: its clock, key or configuration differs", _SLURM_CONF,
+    ),
+    text_rule(
+        "slurm.controller", r"Unable to contact slurm controller|Socket timed out on send/recv|Zero Bytes were transmitted or received",
+        Verdict.TRANSIENT, Strength.CAUSE, 0.7, Blames.NOBODY,
+        "the scheduler was too busy to answer", _SLURM_CONF,
+    ),
+    text_rule(
+        "slurm.request",
+        r"Requested node configuration is not available|Invalid generic resource|Batch job submission failed|[Ii]nvalid partition"
+        r"|couldn't chdir|Invalid account or account/partition|More processors requested than permitted",
+        Verdict.USER_ERROR, Strength.CAUSE, 0.8, Blames.CODE,
+        "the scheduler cannot give what was asked for, ever", _SLURM_TIME,
+    ),
+    text_rule(
+        "cloud.capacity",
+        r"InsufficientInstanceCapacity|InsufficientCapacity|CapacityError|ZONE_RESOURCE_POOL_EXHAUSTED|STOCKOUT|SkuNotAvailable",
+        Verdict.TRANSIENT, Strength.CAUSE, 0.75, Blames.NOBODY,
+        "the provider has no such machine to give at the moment", _SPOT,
+    ),
+    text_rule(
+        "cloud.host-gone", r"Host EC2 \(instance|MaxRuntimeExceeded|MaxWaitTimeExceeded|TERM_PREEMPT",
+        Verdict.PREEMPTION, Strength.CAUSE, 0.8, Blames.NOBODY,
+        "the provider ended the host or the job's time", _SPOT,
+    ),
+    text_rule(
+        "kube.sandbox", r"FailedCreatePodSandBox|failed to (?:set ?up|create) (?:pod )?sandbox|network plugin is not ready|cni plugin not initialized",
+        Verdict.NODE_FAULT, Strength.SYMPTOM, 0.55, Blames.NODE,
+        "the node cannot set up a pod's network or file systems", _KUBE_NODE,
+    ),
+    text_rule(
+        "kube.probe-failed", r"(?:Liveness|Startup) probe failed|failed liveness probe",
+        Verdict.PROCESS_FAULT, Strength.SYMPTOM, 0.4, Blames.RANK,
+        "the process did not answer its health check and was restarted", _KUBE_NODE,
+    ),
+    text_rule(
+        "launcher.setup",
+        r"not enough slots available|unable to launch the specified application|Host key verification failed|could not find the executable"
+        r"|Could not resolve hostname|could not select device driver|manifest unknown|pull access denied|CannotPullContainer",
+        Verdict.USER_ERROR, Strength.CAUSE, 0.75, Blames.CODE,
+        "the launcher cannot start processes as it was told: hosts, keys, slots or image", _LAUNCH,
+    ),
+    # --- more hardware ------------------------------------------------------------------------------------------------
+    text_rule(
+        "gpu.kernel-message", r"NVRM: .{0,80}(?:GSP|gsp[A-Z]|probably locked|RPC response|nvGpuOpsReportFatalError)|nvidia-uvm.{0,40}[Ff]atal",
+        Verdict.NODE_FAULT, Strength.CAUSE, 0.75, Blames.GPU,
+        "the driver lost touch with the GPU's own firmware", _XID,
+    ),
+    text_rule(
+        "gpu.start-failed",
+        r"(?:cudaGetDeviceCount|cuInit|cuDevicePrimaryCtxRetain|nvmlInit)\b.{0,40}(?:error|ERROR|[Ff]ailed)",
+        Verdict.NODE_FAULT, Strength.SYMPTOM, 0.5, Blames.NODE,
+        "CUDA could not start on this node", _CUDA,
+    ),
+    text_rule(
+        "gpu.imex", r"nvidia-imex.{0,60}(?:[Ff]ail|[Ee]rror|DEGRADED)|Fabric State is not (?:completed|ready)|NVLink.{0,40}(?:<inactive>|is inactive|is down)",
+        Verdict.NODE_FAULT, Strength.CAUSE, 0.75, Blames.NODE,
+        "the node's part of the NVLink fabric is not up", _DCGM,
+    ),
+    text_rule(
+        "cuda.launch-failure-unspecified", r"unspecified launch failure|CUDA_ERROR_LAUNCH_FAILED|hipErrorLaunchFailure|cudaErrorLaunchFailure",
+        Verdict.NODE_FAULT, Strength.SYMPTOM, 0.45, Blames.GPU,
+        "a kernel died without a reason; where the cause was found, it was power, firmware or the board more often than the program", _CUDA,
+    ),
+    text_rule(
+        "hip.no-binary",
+        r"hipErrorNoBinaryForGpu|hipErrorInvalidDeviceFunction|hipErrorSharedObject|hipErrorInvalidKernelFile|CUDA_ERROR_NO_BINARY_FOR_GPU"
+        r"|HSA_STATUS_ERROR_INVALID_ISA",
+        Verdict.USER_ERROR, Strength.CAUSE, 0.8, Blames.CODE,
+        "the program was not built for this kind of GPU", _HIP,
+    ),
+    text_rule(
+        "hip.hardware", r"hipErrorECCNotCorrectable|HSA_STATUS_ERROR_(?:HARDWARE|FATAL)\w*|RAS .{0,40}poison",
+        Verdict.NODE_FAULT, Strength.PROOF, 0.85, Blames.GPU,
+        "the GPU's run-time reports damaged memory or hardware", _HIP,
+    ),
+    text_rule(
+        "nic.port-state", r"state DOWN physical_state|Physical state: (?:Polling|Disabled|LinkErrorRecovery)|State: Down\b",
+        Verdict.NODE_FAULT, Strength.CAUSE, 0.65, Blames.NODE,
+        "a port of the fabric has no link", _IBSTAT,
+    ),
+    text_rule(
+        "nic.driver-error",
+        r"(?:mlx5_core|bnxt_en|irdma|hns3).{0,80}(?:timed out|timeout|High Temperature|firmware error|Error recovery)"
+        r"|mlx5_cmd_\w+:.{0,60}failed|\bena .{0,40}(?:Keep alive|Reset reason)",
+        Verdict.NODE_FAULT, Strength.SYMPTOM, 0.5, Blames.NODE,
+        "the driver of a network adapter reports trouble with its device", _MLX5,
+    ),
+    text_rule(
+        "kernel.oops", r"BUG: unable to handle|kernel BUG at|Unable to handle kernel|\bOops: \d",
+        Verdict.NODE_FAULT, Strength.PROOF, 0.8, Blames.NODE,
+        "the kernel itself crashed", _OOPS,
+    ),
+    text_rule(
+        "kernel.program-crash", r"segfault at [0-9a-f]+ ip|traps: \S+ (?:general protection|trap)",
+        Verdict.PROCESS_FAULT, Strength.SYMPTOM, 0.45, Blames.RANK,
+        "a program crashed; the kernel names the library in which", _OOPS,
+    ),
+    text_rule(
+        "storage.disk-failing",
+        r"Disk failure on|SMART .{0,40}(?:FAILED|FAILING)|self-assessment test result: FAILED|failed command: (?:READ|WRITE)|[Mm]etadata corruption",
+        Verdict.STORAGE, Strength.PROOF, 0.8, Blames.NODE,
+        "a disk of this node is failing", _RAID,
     ),
 )  # fmt: skip

@@ -23,13 +23,14 @@ _HTTP = "https://developer.mozilla.org/en-US/docs/Web/HTTP/Status"
 _OFI = "https://github.com/aws/aws-ofi-nccl"
 _UCX = "https://openucx.readthedocs.io/en/master/faq.html"
 _NCCL = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
+_NATIVE = "https://abseil.io/docs/cpp/guides/logging"
 _BAD_ALLOC = "https://en.cppreference.com/w/cpp/memory/new/bad_alloc"
 
 LAST: tuple[Rule, ...] = (
     # --- accelerators -----------------------------------------------------------------------------------------------
     text_rule(
         "cuda.invalid-call",
-        r"(?:CUDA error: |Cuda failure (?:\d+ )?')(?:invalid (?:argument|configuration argument|device function|resource handle|value"
+        r"(?:CUDA|HIP|[Cc]uda)\b.{0,40}?[:'] ?'?(?:invalid (?:argument|configuration argument|device function|resource handle|value"
         r"|device symbol|device context)|too many resources requested|named symbol not found|operation not (?:supported|permitted)"
         r"|API call is not supported)"
         r"|cudaError(?:InvalidValue|InvalidConfiguration|InvalidDeviceFunction|SymbolNotFound|NotSupported|LaunchOutOfResources)"
@@ -38,7 +39,7 @@ LAST: tuple[Rule, ...] = (
         "CUDA was called in a way that this GPU, driver or toolkit does not allow", _CUDA,
     ),
     text_rule(
-        "cuda.unknown-error", r"CUDA error: unknown error|Cuda failure (?:999 )?'unknown error'|CUDA_ERROR_UNKNOWN|cudaErrorUnknown",
+        "cuda.unknown-error", r"(?:CUDA|HIP|[Cc]uda)\b.{0,40}?[:'] ?'?unknown error|CUDA_ERROR_UNKNOWN|cudaErrorUnknown|hipErrorUnknown",
         Verdict.NODE_FAULT, Strength.SYMPTOM, 0.4, Blames.GPU,
         "the driver is in a state that it has no name for; often only a reload helps", _CUDA,
     ),
@@ -145,6 +146,19 @@ LAST: tuple[Rule, ...] = (
         r"DATA_LOSS|[Cc]hecksum (?:mismatch|error|failed|does not match)|onsistency check failed: file|pickle data was truncated",
         Verdict.STORAGE, Strength.CAUSE, 0.75, Blames.STORAGE,
         "what was read is not what was written", _GRPC,
+    ),
+    text_rule(
+        "data.damaged",
+        r"image file is truncated|cannot identify image file|broken data stream|[Cc]orrupt(?:ed)? (?:JPEG|image|record|parquet)|[Pp]remature end of"
+        r"|Not a gzipped file|incorrect header check",
+        Verdict.STORAGE, Strength.SYMPTOM, 0.55, Blames.STORAGE,
+        "a file of the data set is not complete; it will be read again in every epoch", _LOADER,
+    ),
+    text_rule(
+        "native.check-failed",
+        r"Check failed: |CHECK failed|INTERNAL ASSERT FAILED|panicked at|enforce fail at|Fatal Python error",
+        Verdict.PROCESS_FAULT, Strength.SYMPTOM, 0.4, Blames.RANK,
+        "a library found itself in a state that it holds to be impossible", _NATIVE,
     ),
     text_rule(
         "host.bad-alloc", r"std::bad_alloc",

@@ -50,7 +50,7 @@ NETWORK: tuple[Rule, ...] = (
     ),
     text_rule(
         "net.no-interface",
-        r"no socket interface found|NCCL_SOCKET_IFNAME|Unable to find (?:address|interface) for|[Nn]o (?:usable|matching) (?:network )?interface",
+        r"no socket interface found|(?:[Cc]heck|[Ii]nvalid|[Ww]rong|match).{0,40}NCCL_SOCKET_IFNAME|Unable to find (?:address|interface) for|[Nn]o (?:usable|matching) (?:network )?interface",
         Verdict.USER_ERROR,
         Strength.CAUSE,
         0.85,

@@ -82,7 +82,7 @@ ACCELERATORS: tuple[Rule, ...] = (
     ),
     text_rule(
         "cuda.launch-failure",
-        r"unspecified launch failure|CUDA_ERROR_LAUNCH_FAILED|illegal instruction was encountered|an unknown error occurred.*CUDA",
+        r"illegal instruction was encountered|an unknown error occurred.*CUDA",
         Verdict.PROCESS_FAULT,
         Strength.SYMPTOM,
         0.5,

@@ -155,7 +155,7 @@ SYSTEM: tuple[Rule, ...] = (
     ),
     text_rule(
         "host.evicted-memory",
-        r"low on resource: memory|MemoryPressure|running low on memory|due to memory pressure",
+        r"low on resource: memory|MemoryPressure(?!\s+(?:False|Unknown))|running low on memory|due to memory pressure",
         Verdict.OOM_HOST,
         Strength.PROOF,
         0.9,
@@ -165,7 +165,7 @@ SYSTEM: tuple[Rule, ...] = (
     ),
     text_rule(
         "host.evicted-disk",
-        r"low on resource: (?:ephemeral-storage|nodefs|imagefs|inodes)|DiskPressure|exceeds the total limit of containers|local ephemeral storage",
+        r"low on resource: (?:ephemeral-storage|nodefs|imagefs|inodes)|(?<!No)DiskPressure(?!\s+(?:False|Unknown))|exceeds the total limit of containers|local ephemeral storage",
         Verdict.STORAGE,
         Strength.PROOF,
         0.9,
