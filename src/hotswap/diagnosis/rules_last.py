@@ -10,8 +10,8 @@ _CUDA = "https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html
 _CUBLAS = "https://docs.nvidia.com/cuda/cublas/index.html"
 _SOLVER = "https://docs.nvidia.com/cuda/cusolver/index.html"
 _XLA = "https://docs.jax.dev/en/latest/gpu_memory_allocation.html"
-_TPU = "https://cloud.google.com/tpu/docs/troubleshooting/trouble-jax"
-_NPU = "https://www.hiascend.com/document"
+_TPU = "https://cloud.google.com/tpu/docs/troubleshooting/trouble-tf"
+_NPU = "https://github.com/hiyouga/LlamaFactory/issues/3839"
 _TORCH = "https://docs.pytorch.org/docs/stable/tensors.html"
 _PARALLEL = "https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html"
 _LOADER = "https://docs.pytorch.org/docs/stable/data.html"
@@ -24,6 +24,7 @@ _OFI = "https://github.com/aws/aws-ofi-nccl"
 _UCX = "https://openucx.readthedocs.io/en/master/faq.html"
 _NCCL = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
 _NATIVE = "https://abseil.io/docs/cpp/guides/logging"
+_SHELL = "https://www.gnu.org/software/bash/manual/bash.html#Exit-Status"
 _BAD_ALLOC = "https://en.cppreference.com/w/cpp/memory/new/bad_alloc"
 
 LAST: tuple[Rule, ...] = (
@@ -185,6 +186,11 @@ LAST: tuple[Rule, ...] = (
         r"|(?:batch|sequence|hidden|vocab)\w*[ _](?:size|length).{0,40}(?:must|should) ",
         Verdict.USER_ERROR, Strength.CAUSE, 0.75, Blames.CODE,
         "the configuration contradicts itself, the library or the checkpoint", _PARALLEL,
+    ),
+    text_rule(
+        "user.shell", r"command not found|[Pp]ermission denied|No such file or directory|[Oo]peration not permitted",
+        Verdict.USER_ERROR, Strength.SYMPTOM, 0.5, Blames.CODE,
+        "a command of a script failed; many scripts go on after that, so it may not be what ended the job", _SHELL,
     ),
     text_rule(
         "user.tensors",

@@ -98,7 +98,7 @@ NETWORK: tuple[Rule, ...] = (
         0.45,
         Blames.LINK,
         "a peer did not acknowledge in time: congestion or a slow start more often than a broken path",
-        "https://github.com/openucx/ucx/issues/5732",
+        "https://openucx.readthedocs.io/en/master/faq.html",
     ),
     text_rule(
         "net.older-incarnation",

@@ -256,8 +256,8 @@ PROGRAM: tuple[Rule, ...] = (
     ),
     text_rule(
         "user.usage",
-        r"error: (?:unrecognized arguments|the following arguments are required|argument )|command not found|[Pp]ermission denied|Errno 13\]"
-        r"|No such file or directory|Errno 2\]|[Tt]oo many open files|received 0 items of ancdata|Errno 24\]|can't start new thread|FileNotFoundError",
+        r"error: (?:unrecognized arguments|the following arguments are required|argument )|Errno 13\]|Errno 2\]"
+        r"|[Tt]oo many open files|received 0 items of ancdata|Errno 24\]|can't start new thread|FileNotFoundError",
         Verdict.USER_ERROR,
         Strength.CAUSE,
         0.7,
