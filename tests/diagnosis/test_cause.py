@@ -260,6 +260,25 @@ def test_the_oom_killer_explains_a_bare_kill() -> None:
     assert (found.verdict, found.rules[0]) == (Verdict.OOM_HOST, "host.oom-killer")
 
 
+def test_words_alone_are_a_guess_and_only_if_nothing_else_was_seen() -> None:
+    guess = "sentinel: critical firmware event"
+    found = answer(guess)
+    assert (found.verdict, found.confident, found.rules) == (Verdict.NODE_FAULT, False, ("words.hardware",))
+    assert answer(guess, "{3}[Hardware Error]: event severity: corrected").verdict is Verdict.TRANSIENT
+    assert answer(guess, "[rank0]: KeyError: 'labels'").verdict is Verdict.USER_ERROR
+
+
+def test_the_same_exception_on_all_ranks_is_surer() -> None:
+    alone = answer("[rank0]: RuntimeError: the frobnicator is closed")
+    everywhere = answer(*(f"[rank{rank}]: RuntimeError: the frobnicator is closed" for rank in range(4)))
+    assert (alone.verdict, alone.confident) == (Verdict.USER_ERROR, False)
+    assert (everywhere.verdict, everywhere.rules[0], everywhere.confident) == (
+        Verdict.USER_ERROR,
+        "case.alike-everywhere",
+        True,
+    )
+
+
 def test_own_rules_come_first() -> None:
     mine = text_rule(
         "site.filer",

@@ -225,11 +225,13 @@ def _without_echoes(findings: list[Finding], book: RuleBook) -> list[Finding]:
 
 
 def _root(findings: Sequence[Finding]) -> Finding | None:
-    """The strongest finding that nothing explains; of equally strong ones the first in time."""
+    """The strongest finding that nothing explains; of equally strong ones the first in time, of mere context the surest."""
     open_ones = [finding for finding in findings if not finding.explained_by and finding.strength > Strength.ECHO]
     if not open_ones:
         return None
     best = max(finding.strength for finding in open_ones)
+    if best is Strength.CONTEXT:
+        return max(open_ones, key=lambda finding: finding.confidence)
     return next(finding for finding in open_ones if finding.strength is best)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from hotswap.diagnosis.exceptions import family
 from hotswap.diagnosis.model import Value
+from hotswap.diagnosis.words import topic
 
 Facts = dict[str, Value]
 Decoder = Callable[["re.Match[str]"], "tuple[str, Facts] | None"]
@@ -64,7 +65,7 @@ def _xid_of_uuid(match: re.Match[str]) -> tuple[str, Facts] | None:
 
 
 def _xid_bare(match: re.Match[str]) -> tuple[str, Facts] | None:
-    return "xid", {"code": int(match[1]), "gpu": pci_address(match.string), "detail": ""}
+    return "xid", {"code": int(match[1] or match[2]), "gpu": pci_address(match.string), "detail": ""}
 
 
 def _sxid(match: re.Match[str]) -> tuple[str, Facts] | None:
@@ -342,7 +343,7 @@ _DECODERS: tuple[tuple[re.Pattern[str], Decoder], ...] = (
     (re.compile(r"^\s*exitcode\s*: (-?\d+) \(pid: \d+\)"), _exit_negative),
     (
         re.compile(
-            r"(?:[Dd]etected XID|[Dd]etected Xid|XID error|Xid error|Xid code|XID code|NVIDIA Xid|GPU XID|GPU Xid|\(XID|\(Xid)"
+            r"(?:XID|Xid)[ =:#]+(\d{1,3}) (?:detected|reported|on GPU)|(?:[Dd]etected XID|[Dd]etected Xid|XID error|Xid error|Xid code|XID code|NVIDIA Xid|GPU XID|GPU Xid|\(XID|\(Xid)"
             r"[ =:#]+(\d{1,3})\b"
         ),
         _xid_bare,
@@ -384,6 +385,7 @@ _DECODERS: tuple[tuple[re.Pattern[str], Decoder], ...] = (
         _peer_gone,
     ),
     (re.compile(r"NCCL INFO .*-> ?(\d)\b(?: \[|$)"), _nccl_result),
+    (re.compile(r"\"message\\*\": \\*\"(?:[\w.]+\.)?([A-Z]\w*(?:Error|Exception))()(?:: ?([^\"]*))?"), _exception),
     (re.compile(r"^what\(\):\s+()()(.*)"), _native_exception),
     (re.compile(r"\b(?:num_nodes_waiting|_monitor_workers|_state_holder\.sync)\("), _supervising),
     (re.compile(r"\b(?:barrier|init_process_group|set_device|_lazy_init|main_process_first)\("), _starting),
@@ -427,4 +429,5 @@ def decode(text: str) -> tuple[str, Facts]:
     for pattern, decoder in _DECODERS:
         if (match := pattern.search(text)) and (decoded := decoder(match)):
             return decoded
-    return "line", {}
+    about = topic(text)
+    return ("complaint", {"topic": about}) if about else ("line", {})

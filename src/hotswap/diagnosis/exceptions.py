@@ -81,7 +81,7 @@ _BY_WORD: tuple[tuple[str, re.Pattern[str]], ...] = (
 )
 
 _WAITED = re.compile(
-    r"[Tt]imed? ?out|[Tt]imeout|[Cc]onnection|[Ss]ocket|\bpeer\b|[Aa]borted|NCCL|HCCL|RCCL|[Ww]atchdog|[Dd]eadline|CUDA|HIP|GPU"
+    r"[Tt]imed? ?out|[Tt]imeout|[Cc]onnection|[Ss]ocket|\bpeer\b|[Aa]borted|NCCL|HCCL|RCCL|[Ww]atchdog|[Dd]eadline|CUDA error|HIP error"
     r"|[Ee]ngine|[Ww]orkers? .{0,40}(?:died|failed|exited)|[Ss]ee (?:the )?(?:root|stack|above|log)|terminated|exited unexpectedly"
 )
 _NUMBERS = re.compile(r"\b(?:NaN|nan|inf(?:inity)?|non-finite)\b")

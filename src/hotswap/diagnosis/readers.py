@@ -234,7 +234,7 @@ def _collapsed(evidence: Iterable[Evidence]) -> Iterator[Evidence]:
 
 
 def _shape(one: Evidence) -> str:
-    if one.kind in ("line", "exception"):
+    if one.kind in ("line", "exception", "complaint"):
         pattern = _ASSERTION if "ssertion" in one.text else _VARIES
         return pattern.sub("", one.text)
     if one.kind in ("progress", "pulse"):

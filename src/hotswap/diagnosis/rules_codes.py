@@ -416,6 +416,35 @@ def _exception_rules() -> tuple[Rule, ...]:
     )  # fmt: skip
 
 
+def _complaint_rules() -> tuple[Rule, ...]:
+    """For lines of which no rule knows more than their words; see :mod:`hotswap.diagnosis.words`."""
+    said = "no rule knows this message; its words are about"
+    return tuple(
+        _row(
+            f"words.{topic}",
+            "complaint",
+            {"topic": topic},
+            verdict,
+            Strength.CONTEXT,
+            0.3,
+            blames,
+            f"{said} {what}",
+            _SIGNALS,
+        )
+        for topic, verdict, blames, what in (
+            ("numbers", Verdict.NUMERICAL, Blames.NOBODY, "numbers that went wrong"),
+            ("device-memory", Verdict.OOM_GPU, Blames.GPU, "memory of the device"),
+            ("memory", Verdict.OOM_HOST, Blames.NODE, "memory of the host"),
+            ("storage", Verdict.STORAGE, Blames.STORAGE, "files and disks"),
+            ("hardware", Verdict.NODE_FAULT, Blames.NODE, "hardware, drivers or nodes"),
+            ("service", Verdict.TRANSIENT, Blames.NOBODY, "a service that was busy or away"),
+            ("process", Verdict.PROCESS_FAULT, Blames.RANK, "a process that crashed"),
+            ("program", Verdict.USER_ERROR, Blames.CODE, "options, versions or things that are missing"),
+        )
+    )
+
+
+COMPLAINT_RULES = _complaint_rules()
 XID_RULES = _xid_rules()
 SXID_RULES = _sxid_rules()
 FACT_RULES = (*_memory_rules(), *_nvml_rules(), *_link_rules(), *_job_rules(), *_scheduler_rules(), *_exit_rules())

@@ -95,7 +95,7 @@ FIRST: tuple[Rule, ...] = (
         "cloud.notice",
         r"this job is preempted|[Pp]reemption notice|Requeued job \d|TerminateScheduled|instance-action|[Mm]aintenance event"
         r"|\"EventType\": ?\"(?:Preempt|Terminate|Reboot|Redeploy)|preempted by|(?:was|is|been|got) preempted\b(?!,)"
-        r"|marked for (?:preemption|reclaim)",
+        r"|marked for (?:preemption|reclaim)|Preempted by|drained for maintenance|[Ee]victing pod",
         Verdict.PREEMPTION, Strength.CAUSE, 0.9, Blames.NOBODY,
         "the scheduler or the provider announced that it takes the node away", _SPOT,
     ),
@@ -146,7 +146,7 @@ FIRST: tuple[Rule, ...] = (
     ),
     text_rule(
         "dcgm.health",
-        r"DCGM_FR_(?:FALLEN|GPU_FALLEN|VOLATILE_DBE|UNCONTAINED|PENDING|RETIRED|ROW_REMAP|NVLINK|NVSWITCH|FAULTY|CORRUPT|FABRIC|PCI)",
+        r"\|\s*Fail - (?:All|GPU)|DCGM_FR_(?:FALLEN|GPU_FALLEN|VOLATILE_DBE|UNCONTAINED|PENDING|RETIRED|ROW_REMAP|NVLINK|NVSWITCH|FAULTY|CORRUPT|FABRIC|PCI)",
         Verdict.NODE_FAULT, Strength.PROOF, 0.8, Blames.NODE,
         "a check of NVIDIA's health agent failed on this node", _DCGM,
     ),
@@ -202,6 +202,16 @@ FIRST: tuple[Rule, ...] = (
         Verdict.USER_ERROR, Strength.CAUSE, 0.75, Blames.CODE,
         "the launcher cannot start processes as it was told: hosts, keys, slots or image", _LAUNCH,
     ),
+    text_rule(
+        "ssh.host-down", r"ssh: connect to host \S+ port \d+: ",
+        Verdict.NODE_FAULT, Strength.SYMPTOM, 0.5, Blames.NODE,
+        "the launcher does not reach a host", _LAUNCH,
+    ),
+    text_rule(
+        "gpu.missing", r"expected \d+ GPUs?\b.{0,20}(?:found|got|but)|found \d+ GPUs?\b.{0,20}expected|GPU count \d+.{0,20}expected",
+        Verdict.NODE_FAULT, Strength.CAUSE, 0.65, Blames.NODE,
+        "a check counted fewer GPUs than the node should have", _DCGM,
+    ),
     # --- more hardware ------------------------------------------------------------------------------------------------
     text_rule(
         "gpu.kernel-message", r"NVRM: .{0,80}(?:GSP|gsp[A-Z]|probably locked|RPC response|nvGpuOpsReportFatalError)|nvidia-uvm.{0,40}[Ff]atal",
@@ -237,7 +247,7 @@ FIRST: tuple[Rule, ...] = (
         "the GPU's run-time reports damaged memory or hardware", _HIP,
     ),
     text_rule(
-        "nic.port-state", r"state DOWN physical_state|Physical state: (?:Polling|Disabled|LinkErrorRecovery)|State: Down\b",
+        "nic.port-state", r"state DOWN physical_state|Physical state: (?:Polling|Disabled|LinkErrorRecovery)|State: Down\b|==> \S+ \(Down\)",
         Verdict.NODE_FAULT, Strength.CAUSE, 0.65, Blames.NODE,
         "a port of the fabric has no link", _IBSTAT,
     ),

@@ -79,9 +79,14 @@ LAST: tuple[Rule, ...] = (
     ),
     text_rule(
         "npu.device-error",
-        r"E[ZE]9999: |device response code|drvRetCode|aicore (?:timeout|exception|error)|HBM .{0,20}multi-?bit|driver error:internal error",
+        r"E[ZE]9999: |device response code|drvRetCode|HBM .{0,20}multi-?bit|driver error:internal error",
         Verdict.NODE_FAULT, Strength.SYMPTOM, 0.4, Blames.RANK,
         "the accelerator's driver reports an inner error; the code alone does not tell program from device", _NPU,
+    ),
+    text_rule(
+        "npu.kernel", r"aicore (?:timeout|exception|error)",
+        Verdict.PROCESS_FAULT, Strength.SYMPTOM, 0.4, Blames.RANK,
+        "a kernel failed on the accelerator", _NPU,
     ),
     # --- communication ----------------------------------------------------------------------------------------------
     text_rule(
@@ -107,7 +112,7 @@ LAST: tuple[Rule, ...] = (
     text_rule(
         "hub.server-error",
         r"HTTPError\W{1,6}5\d\d|HTTP/1\.[01] 5\d\d|5\d\d Server Error|Internal Server Error|IncompleteRead|ServerDisconnected"
-        r"|UNEXPECTED_EOF_WHILE_READING|wandb.{0,40}[Nn]etwork error|[Ee]rror communicating with wandb|status[_ ]code[=: ]{1,2}5\d\d",
+        r"|UNEXPECTED_EOF_WHILE_READING|wandb.{0,40}[Nn]etwork error|[Ee]rror communicating with wandb|status[_ ]code[=: ]{1,2}5\d\d|StatusCode\.UNAVAILABLE|EtcdConnectionFailed|EtcdException",
         Verdict.TRANSIENT, Strength.CAUSE, 0.75, Blames.NOBODY,
         "a service outside the job had a fault of its own", _HTTP,
     ),
@@ -157,7 +162,7 @@ LAST: tuple[Rule, ...] = (
     ),
     text_rule(
         "native.check-failed",
-        r"Check failed: |CHECK failed|INTERNAL ASSERT FAILED|panicked at|enforce fail at|Fatal Python error",
+        r"Check failed: |CHECK failed|INTERNAL ASSERT FAILED|panicked at|enforce fail at|Fatal Python error|terminate called without an active exception",
         Verdict.PROCESS_FAULT, Strength.SYMPTOM, 0.4, Blames.RANK,
         "a library found itself in a state that it holds to be impossible", _NATIVE,
     ),
@@ -181,7 +186,7 @@ LAST: tuple[Rule, ...] = (
         "user.configuration",
         r"(?:unrecognized|unexpected|unknown|unsupported) (?:configuration|config|argument|option|parameter|keyword|flag)"
         r"|invalid (?:configuration|config|option|parameter|keyword) |unexpected keyword argument|required positional|multiple values for"
-        r"|is not a valid (?:value|choice)|Mesh '\w+' is not available|must have the same mesh|is not equal to the input argument"
+        r"|is not a valid (?:value|choice)|Mesh '\w+' is not available|must have the same mesh|is not equal to the input argument|variant of untagged enum"
         r"|(?:tensor|pipeline|expert|context)[ _-](?:model[ _-])?parallel\S* (?:size|degree).{0,40}(?:must|should|not|exceed)"
         r"|(?:batch|sequence|hidden|vocab)\w*[ _](?:size|length).{0,40}(?:must|should) ",
         Verdict.USER_ERROR, Strength.CAUSE, 0.75, Blames.CODE,

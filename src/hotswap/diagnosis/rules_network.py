@@ -30,7 +30,7 @@ NETWORK: tuple[Rule, ...] = (
     ),
     text_rule(
         "nccl.rank-taken",
-        r"has already checked in|mismatch in rank count|Bootstrap Root : .{0,60}mismatch",
+        r"has already checked in|Duplicate rank|mismatch in rank count|Bootstrap Root : .{0,60}mismatch",
         Verdict.USER_ERROR,
         Strength.CAUSE,
         0.9,
@@ -268,7 +268,7 @@ NETWORK: tuple[Rule, ...] = (
     ),
     text_rule(
         "nccl.invalid-usage",
-        r"ncclInvalidUsage|ncclInvalidArgument|invalid usage \(run with",
+        r"ncclInvalidUsage|ncclInvalidArgument|invalid (?:usage|argument) \(run with",
         Verdict.USER_ERROR,
         Strength.SYMPTOM,
         0.65,
@@ -291,7 +291,7 @@ NETWORK: tuple[Rule, ...] = (
     text_rule(
         "hub.unavailable",
         r"HTTPS?ConnectionPool|(?:requests|urllib3|httpx|aiohttp|httpcore)\.\S*(?:Timeout|Connect|Protocol)\w*|Max retries exceeded|\b429\b.{0,30}(?:Too Many|Client Error)"
-        r"|(?:50[0234]) (?:Server Error|Bad Gateway|Service Unavailable|Gateway)|Temporary failure in name resolution"
+        r"|(?:50[0234]) (?:Server Error|Bad Gateway|Service Unavailable|Gateway)|Temporary failure in name resolution|toomanyrequests|pull rate limit|Could not resolve host: "
         r"|couldn't connect to 'https|We couldn't connect|LocalEntryNotFoundError|Remote end closed connection without response",
         Verdict.TRANSIENT,
         Strength.CAUSE,

@@ -60,7 +60,7 @@ SYSTEM: tuple[Rule, ...] = (
     ),
     text_rule(
         "cloud.reclaimed",
-        r"[Ss]pot (?:instance )?(?:interruption|termination|reclaim)|spot/instance-action|[Pp]reemptible.{0,40}(?:terminat|preempt)"
+        r"[Ss]pot (?:[Ii]nstance )?(?:interruption|termination|reclaim)|spot/instance-action|[Pp]reemptible.{0,40}(?:terminat|preempt)"
         r"|TERMINATE_ON_HOST_MAINTENANCE|[Nn]ode is shutting down|imminent node shutdown|NodeShutdown|TerminationByKubelet"
         r"|reason: ?(?:Preempting|Preempted|PreemptionByScheduler|EvictionByEvictionAPI)|Preempted in order to admit",
         Verdict.PREEMPTION,
@@ -143,7 +143,7 @@ SYSTEM: tuple[Rule, ...] = (
     # --- memory of the host -----------------------------------------------------------------------------------------
     text_rule(
         "host.oom-killer",
-        r"[Oo]om[-_][Kk]ill(?!\w* 0\b)|invoked oom-killer|Out of memory: Kill|Memory cgroup out of memory|OOM[- ]?[Kk]illed"
+        r"[Oo]om[-_][Kk]ill(?!\w* 0\b)|invoked oom-killer|killed by the OOM killer|Out of memory: Kill|Memory cgroup out of memory|OOM[- ]?[Kk]illed"
         r"|tasks? [\d,\-]+: Out Of Memory|\bOUT_OF_ME|Killed process \d+ \(|oom_reaper|systemd-oomd.{0,40}[Kk]illed|TERM_MEMLIMIT|job killed: v?mem|Exceeded (?:job|step) memory limit|exceeded memory limit .{0,40}being killed"
         r"|reason: ?OOMKilled|oom_kill [1-9]",
         Verdict.OOM_HOST,
@@ -216,7 +216,7 @@ SYSTEM: tuple[Rule, ...] = (
     text_rule(
         "shm.full",
         r"(?:posix_fallocate|shared memory|/dev/shm|shm_open|nccl-|</torch_).{0,120}No space left on device"
-        r"|Error while creating shared memory segment|failed to extend /dev/shm|unable to (?:mmap|write) .{0,60}</torch_"
+        r"|Error while creating shared memory segment|open shared memory object|failed to extend /dev/shm|unable to (?:mmap|write) .{0,60}</torch_"
         r"|unable to allocate shared memory",
         Verdict.OOM_HOST,
         Strength.CAUSE,
@@ -239,7 +239,7 @@ SYSTEM: tuple[Rule, ...] = (
     # --- signals from outside ---------------------------------------------------------------------------------------
     text_rule(
         "human.interrupt",
-        r"Received 2 death signal|got signal: 2\b|closing signal SIGINT|KeyboardInterrupt|Received SIGINT",
+        r"(?: 2|SIGINT) death signal|\^CTraceback|got signal: 2\b|closing signal SIGINT|KeyboardInterrupt|Received SIGINT",
         Verdict.USER_ERROR,
         Strength.CAUSE,
         0.8,
@@ -259,7 +259,7 @@ SYSTEM: tuple[Rule, ...] = (
     ),
     text_rule(
         "agent.terminated",
-        r"Received 15 death signal|Received SIGTERM|SIGTERM received|[Rr]eceived signal 15|[Cc]aught signal 15|got signal: 15\b",
+        r"(?:15|SIGTERM) death signal|Received SIGTERM|SIGTERM received|[Rr]eceived signal 15|[Cc]aught signal 15|got signal: 15\b",
         Verdict.PREEMPTION,
         Strength.SYMPTOM,
         0.65,
@@ -360,7 +360,7 @@ SYSTEM: tuple[Rule, ...] = (
     ),
     text_rule(
         "storage.checkpoint-damaged",
-        r"PytorchStreamReader failed|finding central directory|invalid header or archive is corrupted|BadZipFile|not a zip file"
+        r"PytorchStreamReader failed|finding central directory|could not parse ModelProto|invalid header or archive is corrupted|BadZipFile|not a zip file"
         r"|HeaderTooLarge|InvalidHeaderDeserialization|MetadataIncompleteBuffer|Ran out of input|SafetensorError|PytorchStreamWriter failed|unexpected EOF|truncated file|CRC check failed|magic bytes not found|invalid load key|unexpected EOF, expected"
         r"|corrupted? checkpoint|[Cc]heckpoint .{0,40}(?:is corrupt|incomplete|truncated)|unexpected pos \d+ vs",
         Verdict.STORAGE,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from hotswap.diagnosis.model import Blames, Strength, Verdict
 from hotswap.diagnosis.rule import Case, Rule
-from hotswap.diagnosis.rules_codes import EXCEPTION_RULES, FACT_RULES, SXID_RULES, XID_RULES
+from hotswap.diagnosis.rules_codes import COMPLAINT_RULES, EXCEPTION_RULES, FACT_RULES, SXID_RULES, XID_RULES
 from hotswap.diagnosis.rules_first import FIRST
 from hotswap.diagnosis.rules_hardware import HARDWARE
 from hotswap.diagnosis.rules_last import LAST
@@ -150,6 +150,7 @@ LINE_RULES: tuple[Rule, ...] = (
     *PROGRAM,
     *LAST,
     *EXCEPTION_RULES,
+    *COMPLAINT_RULES,
 )
 
 RULES: tuple[Rule, ...] = (*LINE_RULES, *CASES)
