@@ -88,6 +88,10 @@ CASE_EXAMPLES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (timeout(0, seq=4000), "socketPollConnect: Connect to 10.0.0.4<4> returned 113(No route to host)"),
         (timeout(0, seq=1), "socketPollConnect: Connect to 10.0.0.4<4> returned 113(No route to host)"),
     ),
+    "case.before-first-step": (
+        ("Starting elastic_operator with launch configs:", "RuntimeError: the frobnicator is closed"),
+        ("Starting elastic_operator with launch configs:", step(7), "RuntimeError: the frobnicator is closed"),
+    ),
     "case.both-ends-reset": (
         (
             "node-1:1:2 [3] NCCL WARN Call to write failed : Connection reset by peer",
@@ -254,6 +258,25 @@ def test_the_oom_killer_explains_a_bare_kill() -> None:
         "slurmstepd: error: Detected 1 oom_kill event in StepId=77.0. Some of the step tasks have been OOM Killed.",
     )
     assert (found.verdict, found.rules[0]) == (Verdict.OOM_HOST, "host.oom-killer")
+
+
+def test_words_alone_are_a_guess_and_only_if_nothing_else_was_seen() -> None:
+    guess = "sentinel: critical firmware event"
+    found = answer(guess)
+    assert (found.verdict, found.confident, found.rules) == (Verdict.NODE_FAULT, False, ("words.hardware",))
+    assert answer(guess, "{3}[Hardware Error]: event severity: corrected").verdict is Verdict.TRANSIENT
+    assert answer(guess, "[rank0]: KeyError: 'labels'").verdict is Verdict.USER_ERROR
+
+
+def test_the_same_exception_on_all_ranks_is_surer() -> None:
+    alone = answer("[rank0]: RuntimeError: the frobnicator is closed")
+    everywhere = answer(*(f"[rank{rank}]: RuntimeError: the frobnicator is closed" for rank in range(4)))
+    assert (alone.verdict, alone.confident) == (Verdict.USER_ERROR, False)
+    assert (everywhere.verdict, everywhere.rules[0], everywhere.confident) == (
+        Verdict.USER_ERROR,
+        "case.alike-everywhere",
+        True,
+    )
 
 
 def test_own_rules_come_first() -> None:

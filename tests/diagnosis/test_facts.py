@@ -13,7 +13,7 @@ from hotswap.diagnosis import Blames, Evidence, Verdict, diagnose, facts
     ("evidence", "verdict", "rule"),
     [
         (facts.exit_status(-9, rank=3, node="node-4", time=5.0), Verdict.OOM_HOST, "exit.killed"),
-        (facts.exit_status(139, rank=3, node="node-4", time=5.0), Verdict.UNKNOWN, "exit.segfault"),
+        (facts.exit_status(139, rank=3, node="node-4", time=5.0), Verdict.PROCESS_FAULT, "exit.segfault"),
         (facts.exit_status(127, rank=3, node="node-4", time=5.0), Verdict.USER_ERROR, "exit.usage"),
         (facts.silent("node-4", reachable=False, time=5.0), Verdict.NODE_FAULT, "job.node-silent"),
         (facts.silent("node-4", reachable=True, time=5.0), Verdict.UNKNOWN, "job.agent-silent"),

@@ -142,7 +142,7 @@ def test_exit_codes(code: int) -> None:
         ("Got completion from peer 10.0.0.1<5> with error 12, opcode 1, len 0, vendor err 129", "ib_completion",
          {"peer": "10.0.0.1", "status": 12, "vendor_err": 129}),
         ("iteration 7/ 10 | lm loss: nonsense |", "progress", {"step": 7}),
-        ("pkg.mod.OddError: what", "exception", {"type": "OddError", "message": "what"}),
+        ("pkg.mod.OddError: what", "exception", {"type": "OddError", "family": "other", "message": "what"}),
     ],
 )  # fmt: skip
 def test_decoders(line: str, kind: str, facts: dict[str, object]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from hotswap.diagnosis.model import Evidence, Finding, Strength
+from hotswap.diagnosis.model import Blames, Evidence, Finding, Strength, Verdict
 
 Findings = Sequence[Finding]
 
@@ -73,21 +73,38 @@ def collective_mismatch_unnamed(findings: Findings) -> Match | None:
     return _mismatch(findings, group_known=False)
 
 
-_ALIKE = ("python.other-exception", "hsa.aperture", "hsa.exception")
+_ALIKE = ("hsa.aperture", "hsa.exception")
+"""What is a process's fault on one rank, but the program's if nearly all say it."""
 
 
 def alike_everywhere(findings: Findings) -> Match | None:
     """The same exception on at least two ranks, and on nearly all ranks that said anything."""
     heard = {finding.evidence.rank for finding in findings if finding.evidence.rank is not None}
     by_text: dict[str, dict[int, Finding]] = defaultdict(dict)
-    for finding in of_rule(findings, *_ALIKE):
-        if finding.evidence.rank is not None:
+    for finding in findings:
+        own = (
+            finding.verdict is Verdict.USER_ERROR
+            and finding.blames is Blames.CODE
+            and finding.strength >= Strength.SYMPTOM
+        )
+        if finding.evidence.rank is not None and (own or finding.rule in _ALIKE):
             by_text[re.sub(r"[0-9]+", "", finding.evidence.text)[:120]][finding.evidence.rank] = finding
     for ranks in by_text.values():
         if len(ranks) >= 2 and len(ranks) >= 0.8 * len(heard):
             found = tuple(ranks.values())
             return Match(evidence=tuple(finding.evidence for finding in found), explains=found)
     return None
+
+
+def before_first_step(findings: Findings) -> Match | None:
+    """An exception of which nothing more is known, after the launch and before the second step."""
+    launched = of_kind(findings, "restart")
+    unknown = of_rule(findings, "python.other-exception")
+    if not launched or not unknown or findings.index(launched[0]) > findings.index(unknown[0]):
+        return None
+    if any(int(finding.evidence.fact("step") or 0) > 1 for finding in of_kind(findings, "progress")):
+        return None
+    return Match(evidence=(unknown[0].evidence,), explains=tuple(unknown))
 
 
 APPLICATION_XIDS = frozenset({8, 11, 13, 25, 31, 32, 39, 40, 41, 43, 45, 69, 80})
@@ -344,12 +361,14 @@ SPIKE = 20.0
 
 
 def loss_spike(findings: Findings) -> Match | None:
-    """The gradient norm rose twentyfold and more over its usual value, and the loss with it."""
+    """The gradient norm rose twentyfold and more over its usual value before, and the loss with it."""
     norms, losses = _series(findings, "grad_norm"), _series(findings, "loss")
     if len(norms) < 3 or len(losses) != len(norms):
         return None
-    usual = min(value for _, value in norms)
     worst = max(range(len(norms)), key=lambda index: norms[index][1])
+    if worst == 0:  # Before it is always higher: training begins with large gradients.
+        return None
+    usual = median(value for _, value in norms[:worst])
     if norms[worst][1] > SPIKE * max(usual, 1e-9) and losses[worst][1] > 1.02 * min(value for _, value in losses):
         return Match(evidence=(norms[0][0], norms[worst][0]))
     return None
@@ -370,6 +389,7 @@ PREDICATES: dict[str, Predicate] = {
         collective_mismatch,
         collective_mismatch_unnamed,
         alike_everywhere,
+        before_first_step,
         xid_repeats,
         nvlink_hang,
         parked_after_memory_error,

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from hotswap.diagnosis.cases import PREDICATES
+from hotswap.diagnosis.incidents import split
 from hotswap.diagnosis.literals import required_literals
 from hotswap.diagnosis.model import Blames, Culprit, Diagnosis, Evidence, Finding, Strength, Verdict
 from hotswap.diagnosis.rule import Case, Fact, Rule, Text
@@ -71,8 +72,23 @@ def default_book() -> RuleBook:
 
 
 _CONTEXT_KINDS = frozenset(
-    {"op_count", "blame", "progress", "host_memory", "loading", "closing", "supervising", "starting", "saving", "pulse"}
+    {
+        "op_count",
+        "blame",
+        "progress",
+        "host_memory",
+        "loading",
+        "closing",
+        "supervising",
+        "starting",
+        "saving",
+        "pulse",
+        "restart",
+    }
 )
+_CHATTY = re.compile(r"\b(?:INFO|DEBUG|NOTICE)\b|\b[IW] tensorflow/")
+"""Levels of messages that a program means for people who look for something else."""
+CHATTY_MAX = 0.5
 _SURVIVED = re.compile(r"(?<!NCCL )\bWARN(?:ING)?\b|[Rr]etrying|will retry|attempt \d+ of")
 
 
@@ -80,11 +96,30 @@ def diagnose(evidence: Iterable[Evidence], *, book: RuleBook | None = None) -> D
     """What broke. Observations may come in any order, from any number of sources; the answer depends on nothing else."""
     book = book or default_book()
     findings = _findings(_in_order(_expanded(evidence)), book)
+    incident, past = split(findings)
+    answer = _diagnosed(incident, past, book)
+    if past and not answer.confidence > ONLY_ECHOES:
+        # The end shows only consequences: what was survived once may have come back, but that is a guess.
+        whole = _diagnosed(findings, [], book)
+        answer = replace(whole, confidence=min(whole.confidence, HISTORY_MAX))
+    return answer
+
+
+ONLY_ECHOES = 0.2
+"""Confidence of an answer for which nothing but consequences was seen."""
+HISTORY_MAX = 0.55
+"""Confidence of a cause that stands before the last incident, at most: not enough to act upon."""
+
+
+def _diagnosed(findings: list[Finding], past: Sequence[Finding], book: RuleBook) -> Diagnosis:
     findings, cases = _with_cases(findings, book)
     findings = _without_echoes(findings, book)
-    ranked = [*cases, *findings]
-    root = _root(ranked)
-    return _answer(root, ranked, findings)
+    ranked = [*cases, *findings, *(replace(finding, explained_by=HISTORY) for finding in past)]
+    return _answer(_root(ranked), ranked, findings)
+
+
+HISTORY = "history"
+"""In place of a rule's id, for what was over before the last incident began."""
 
 
 def _expanded(evidence: Iterable[Evidence]) -> Iterable[Evidence]:
@@ -124,14 +159,18 @@ def _findings(evidence: Iterable[Evidence], book: RuleBook) -> list[Finding]:
 
 
 def _finding(rule: Rule, evidence: Evidence) -> Finding:
-    strength = rule.strength
-    if strength is Strength.CAUSE and _SURVIVED.search(evidence.text):
+    strength, confidence = rule.strength, rule.confidence
+    if strength is Strength.CAUSE and "NCCL INFO" in evidence.text:
+        strength = Strength.ECHO
+    elif strength is Strength.CAUSE and _CHATTY.search(evidence.text) and rule.verdict is Verdict.USER_ERROR:
+        strength, confidence = Strength.SYMPTOM, min(confidence, CHATTY_MAX)
+    elif strength is Strength.CAUSE and _SURVIVED.search(evidence.text):
         strength = Strength.SYMPTOM
     return Finding(
         rule=rule.id,
         verdict=rule.verdict,
         strength=strength,
-        confidence=rule.confidence,
+        confidence=confidence,
         blames=rule.blames,
         reason=rule.reason,
         evidence=evidence,
@@ -186,11 +225,13 @@ def _without_echoes(findings: list[Finding], book: RuleBook) -> list[Finding]:
 
 
 def _root(findings: Sequence[Finding]) -> Finding | None:
-    """The strongest finding that nothing explains; of equally strong ones the first in time."""
+    """The strongest finding that nothing explains; of equally strong ones the first in time, of mere context the surest."""
     open_ones = [finding for finding in findings if not finding.explained_by and finding.strength > Strength.ECHO]
     if not open_ones:
         return None
     best = max(finding.strength for finding in open_ones)
+    if best is Strength.CONTEXT:
+        return max(open_ones, key=lambda finding: finding.confidence)
     return next(finding for finding in open_ones if finding.strength is best)
 
 
@@ -202,7 +243,7 @@ def _answer(root: Finding | None, ranked: Sequence[Finding], findings: Sequence[
     if root is None:
         return Diagnosis(
             verdict=Verdict.UNKNOWN,
-            confidence=0.2 if echoes else 0.0,
+            confidence=ONLY_ECHOES if echoes else 0.0,
             culprit=suspects[0] if suspects else Culprit(kind=Blames.NOBODY),
             reason=(
                 "only consequences were seen; the cause is not in what was read"

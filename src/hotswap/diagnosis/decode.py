@@ -10,7 +10,9 @@ import re
 import signal
 from collections.abc import Callable
 
+from hotswap.diagnosis.exceptions import family
 from hotswap.diagnosis.model import Value
+from hotswap.diagnosis.words import topic
 
 Facts = dict[str, Value]
 Decoder = Callable[["re.Match[str]"], "tuple[str, Facts] | None"]
@@ -63,7 +65,7 @@ def _xid_of_uuid(match: re.Match[str]) -> tuple[str, Facts] | None:
 
 
 def _xid_bare(match: re.Match[str]) -> tuple[str, Facts] | None:
-    return "xid", {"code": int(match[1]), "gpu": pci_address(match.string), "detail": ""}
+    return "xid", {"code": int(match[1] or match[2]), "gpu": pci_address(match.string), "detail": ""}
 
 
 def _sxid(match: re.Match[str]) -> tuple[str, Facts] | None:
@@ -179,6 +181,31 @@ def _exit_signal_name(match: re.Match[str]) -> tuple[str, Facts] | None:
         return None
 
 
+def _exit_signal_number(match: re.Match[str]) -> tuple[str, Facts] | None:
+    return "exit", {"signal": int(next(group for group in match.groups() if group))}
+
+
+def _shell_exit(match: re.Match[str]) -> tuple[str, Facts] | None:
+    """As a shell says how a command of its script ended."""
+    return "exit", {"signal": _SRUN_WORDS[match[1]]}
+
+
+_JOB_STATES = (
+    "COMPLETED|FAILED|TIMEOUT|NODE_FAIL|OUT_OF_ME(?:MORY)?|CANCELLED|PREEMPTED|BOOT_FAIL|DEADLINE|REQUEUED|SUSPENDED"
+)
+
+
+def _slurm_job(match: re.Match[str]) -> tuple[str, Facts] | None:
+    """One row of sacct, or the line of ``scontrol show job`` with the state."""
+    state = "OUT_OF_MEMORY" if match["state"].startswith("OUT_OF_ME") else match["state"]
+    facts: Facts = {"state": state}
+    if match["signal"]:
+        facts |= {"code": int(match["code"]), "signal": int(match["signal"])}
+    if reason := re.search(r"Reason=(\w+)", match.string):
+        facts["reason"] = reason[1]
+    return ("slurm_job", facts) if state != "COMPLETED" else None
+
+
 def _mpirun_exit(match: re.Match[str]) -> tuple[str, Facts] | None:
     return "exit", {"node": match[2], "rank": int(match[1]), "signal": int(match[3])}
 
@@ -216,6 +243,11 @@ def _saving(_: re.Match[str]) -> tuple[str, Facts] | None:
     return "saving", {}
 
 
+def _restart(_: re.Match[str]) -> tuple[str, Facts] | None:
+    """A line with which a launcher or a program begins (again)."""
+    return "restart", {}
+
+
 def _pulse(_: re.Match[str]) -> tuple[str, Facts] | None:
     """A line that a supervisor prints to say that the job still exists."""
     return "pulse", {}
@@ -239,7 +271,16 @@ def _loading(_: re.Match[str]) -> tuple[str, Facts] | None:
 
 
 def _exception(match: re.Match[str]) -> tuple[str, Facts] | None:
-    return "exception", {"type": match[1], "message": (match[2] or "").strip()[:300]}
+    message = (match[3] or "").strip()
+    if match[2]:  # A wrapper that names what it wraps: RayTaskError(ValueError).
+        return "exception", {"type": match[2], "family": family(match[2], message), "message": message[:300]}
+    return "exception", {"type": match[1], "family": family(match[1], message), "message": message[:300]}
+
+
+def _native_exception(match: re.Match[str]) -> tuple[str, Facts] | None:
+    """As the C++ run-time prints an exception that nobody caught."""
+    message = match[3].strip()
+    return "exception", {"type": "C++", "family": family("C++", message), "message": message[:300]}
 
 
 def _number(text: str) -> float | None:
@@ -250,7 +291,8 @@ def _number(text: str) -> float | None:
 
 
 def _progress(match: re.Match[str]) -> tuple[str, Facts] | None:
-    facts: Facts = {"step": int(match[1])}
+    step = next((group for group in match.groups() if group), None)
+    facts: Facts = {"step": int(step)} if step else {}
     for name, pattern in _PROGRESS_FIELDS:
         if (found := pattern.search(match.string)) and (value := _number(found[1])) is not None:
             facts[name] = value
@@ -289,23 +331,44 @@ _DECODERS: tuple[tuple[re.Pattern[str], Decoder], ...] = (
         ),
         _srun_exit,
     ),
+    (
+        re.compile(
+            rf"^\d+(?:_\d+)?(?:\.\w+)?\+?[ |].{{0,200}}?(?<=[ |])(?P<state>{_JOB_STATES})\+?(?: by \d+)?[ |]+"
+            r"(?:.{0,200}?[ |])?(?P<code>\d+):(?P<signal>\d+)\b"
+        ),
+        _slurm_job,
+    ),
+    (re.compile(rf"JobState=(?P<state>{_JOB_STATES})\b(?P<code>)(?P<signal>)"), _slurm_job),
     (re.compile(r"failed \(exitcode: (-?\d+)\)"), _exit_negative),
     (re.compile(r"^\s*exitcode\s*: (-?\d+) \(pid: \d+\)"), _exit_negative),
     (
         re.compile(
-            r"(?:[Dd]etected XID|[Dd]etected Xid|XID error|Xid error|Xid code|XID code|NVIDIA Xid)[ =:#]+(\d{1,3})\b"
+            r"(?:XID|Xid)[ =:#]+(\d{1,3}) (?:detected|reported|on GPU)|(?:[Dd]etected XID|[Dd]etected Xid|XID error|Xid error|Xid code|XID code|NVIDIA Xid|GPU XID|GPU Xid|\(XID|\(Xid)"
+            r"[ =:#]+(\d{1,3})\b"
         ),
         _xid_bare,
     ),
     (
         re.compile(
-            r"(?:exits with return code = |[Ee]xit(?:ed with)? (?:code|status)[:=]? +|non-zero exit status |exitcode[:=] ?)(-?\d+)\b"
+            r"(?:exits with return code = |return code:? |returned non-zero exit status |non-zero exit status "
+            r"|[Ee]xit(?:ed)?(?: with)?[ _-]?(?:[Cc]ode|[Ss]tatus)(?: (?:is|was|of))?[:= (\"']{1,20}|exit[Cc]ode['\"]?[:= ]{1,3}"
+            r"|EXIT CODE: +)(-?\d+)\b"
         ),
         _exit_negative,
     ),
     (re.compile(r"terminated with signal (SIG[A-Z]+)"), _exit_signal_name),
     (re.compile(r"process rank (\d+) with PID \d+ on node (\S+) exited on signal (\d+)"), _mpirun_exit),
     (re.compile(r"died with <Signals\.(SIG[A-Z]+): \d+>"), _exit_signal_name),
+    (re.compile(r"(?:[Tt]erminated|[Kk]illed) by (?:signal )?(SIG[A-Z]+)"), _exit_signal_name),
+    (
+        re.compile(r"(?:terminated|killed|exited) (?:by|on|with) signal[: (]{1,3}(\d+)(?: |\)|,|\.|$)"),
+        _exit_signal_number,
+    ),
+    (
+        re.compile(r"status=(\d+)/(?:KILL|SEGV|ABRT|BUS|TERM|ILL)\b|EXIT STRING: [\w ]+ \(signal (\d+)\)"),
+        _exit_signal_number,
+    ),
+    (re.compile(r"line \d+: +\d+ (Killed|Segmentation fault|Bus error|Illegal instruction)\b"), _shell_exit),
     (re.compile(r"Signal \d+ \((SIG[A-Z]+)\) received by PID"), _exit_signal_name),
     (
         re.compile(r"(?:CUDA|HIP|NPU|XPU) out of memory|OutOfMemoryError: (?:CUDA|HIP|NPU)|NPU out of memory"),
@@ -322,6 +385,8 @@ _DECODERS: tuple[tuple[re.Pattern[str], Decoder], ...] = (
         _peer_gone,
     ),
     (re.compile(r"NCCL INFO .*-> ?(\d)\b(?: \[|$)"), _nccl_result),
+    (re.compile(r"\"message\\*\": \\*\"(?:[\w.]+\.)?([A-Z]\w*(?:Error|Exception))()(?:: ?([^\"]*))?"), _exception),
+    (re.compile(r"^what\(\):\s+()()(.*)"), _native_exception),
     (re.compile(r"\b(?:num_nodes_waiting|_monitor_workers|_state_holder\.sync)\("), _supervising),
     (re.compile(r"\b(?:barrier|init_process_group|set_device|_lazy_init|main_process_first)\("), _starting),
     (re.compile(r"[Ss]aving (?:model |the )?(?:checkpoint|state|snapshot)|save_checkpoint\("), _saving),
@@ -329,9 +394,24 @@ _DECODERS: tuple[tuple[re.Pattern[str], Decoder], ...] = (
     (re.compile(r"Sending process (\d+) closing signal (SIG[A-Z]+)"), _closing),
     (re.compile(r"(?:CPU|host|RAM)\W(?:memory )?(?:usage|used|RSS)\W{1,3}([\d.]+) ?([KMG]i?B)"), _host_memory),
     (re.compile(r"Loading checkpoint shards|Loading (?:model|weights|checkpoint)"), _loading),
-    (re.compile(r"\biter(?:ation)?\s+(\d+)\s*/\s*\d+ \|"), _progress),
     (
-        re.compile(r"^(?:[\w.]+\.)?([A-Z]\w*(?:Error|Exception|Interrupt|Exit|Timeout|OutOfResources))(?:: (.*))?$"),
+        re.compile(
+            r"Starting elastic_operator|[Rr]estarting worker group|[Ss]tart(?:ing)? workers? (?:group|for entrypoint)"
+            r"|[Rr]esum(?:ing|ed) (?:training )?from|[Ll]oaded checkpoint .{0,200} at iteration|[Ss]tarting with JobEnvironment"
+        ),
+        _restart,
+    ),
+    (re.compile(r"\biter(?:ation)?\s+(\d+)\s*/\s*\d+ \|"), _progress),
+    (re.compile(r"\b(?:step|iter)\b:?\s+(\d+)\b.{0,60}\bloss\b|\bTraining: step (\d+)"), _progress),
+    (re.compile(r"^(?:(?:Epoch|Steps|Train\w*)\b[^|%]{0,40})?\s*\d+%\|[^|]{0,200}\|\s*(\d+)/\d+ \["), _progress),
+    (re.compile(r"\{'loss': (?:[\d.eE+-]+|nan|inf)\b()"), _progress),
+    (
+        re.compile(
+            r"(?:^|(?<=[\])|│*>:] )|(?<=Uncaught )|(?<= - ))(?:[\w.]+\.)?_?"
+            r"([A-Z]\w*(?:Error|Exception|Interrupt|Exit|Timeout|OutOfResources|Unavailable|Invalid|Requests|Expired|ProcessPool"
+            r"|BadZipFile)|[a-z]\w+\.[eE]rror|std::\w+_error)"
+            r"(?:\(([A-Z]\w*(?:Error|Exception))\))?(?:: ?(.*))?$"
+        ),
         _exception,
     ),
 )
@@ -349,4 +429,5 @@ def decode(text: str) -> tuple[str, Facts]:
     for pattern, decoder in _DECODERS:
         if (match := pattern.search(text)) and (decoded := decoder(match)):
             return decoded
-    return "line", {}
+    about = topic(text)
+    return ("complaint", {"topic": about}) if about else ("line", {})

@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, cast
 
 from hotswap.diagnosis.cause import RuleBook, default_book
 from hotswap.diagnosis.decode import LINE_PATTERNS, decode
+from hotswap.diagnosis.incidents import STEPS_SURVIVED
 from hotswap.diagnosis.literals import minimal, required_literals
 from hotswap.diagnosis.model import Evidence
 from hotswap.diagnosis.prefixes import read_label
@@ -215,8 +216,14 @@ def _collapsed(evidence: Iterable[Evidence]) -> Iterator[Evidence]:
     """Equal observations become one with a count, at the place of the first. Text is compared without what always varies."""
     kept: dict[tuple[object, ...], Evidence] = {}
     counts: dict[tuple[object, ...], int] = {}
+    restarts = steps = 0
     for one in evidence:
-        key: tuple[object, ...] = (one.kind, one.node, one.rank, one.gpu, _shape(one))
+        restarts += one.kind == "restart"
+        steps += one.kind == "progress"
+        # What is said again after the training went on is said anew; see :mod:`hotswap.diagnosis.incidents`.
+        key: tuple[object, ...] = (
+            one.kind, one.node, one.rank, one.gpu, _shape(one), restarts, steps // STEPS_SURVIVED,
+        )  # fmt: skip
         counts[key] = counts.get(key, 0) + 1
         if key not in kept and len(kept) < EVIDENCE_MAX:
             kept[key] = one
@@ -227,7 +234,7 @@ def _collapsed(evidence: Iterable[Evidence]) -> Iterator[Evidence]:
 
 
 def _shape(one: Evidence) -> str:
-    if one.kind in ("line", "exception"):
+    if one.kind in ("line", "exception", "complaint"):
         pattern = _ASSERTION if "ssertion" in one.text else _VARIES
         return pattern.sub("", one.text)
     if one.kind in ("progress", "pulse"):

@@ -312,12 +312,12 @@ def _exit_rules() -> tuple[Rule, ...]:
             "the signal with which schedulers announce the end of the job's time", _SLURM,
         ),
         _row(
-            "exit.segfault", "exit", {"signal": 11}, Verdict.UNKNOWN, Strength.SYMPTOM, 0.35, Blames.RANK,
+            "exit.segfault", "exit", {"signal": 11}, Verdict.PROCESS_FAULT, Strength.SYMPTOM, 0.4, Blames.RANK,
             "the process crashed; without its stack nothing tells a bug from a bad node", _SIGNALS,
         ),
         _row(
-            "exit.bus-error", "exit", {"signal": 7}, Verdict.UNKNOWN, Strength.SYMPTOM, 0.3, Blames.RANK,
-            "a mapped file went away, /dev/shm is full, or memory is bad", _SIGNALS,
+            "exit.bus-error", "exit", {"signal": 7}, Verdict.OOM_HOST, Strength.SYMPTOM, 0.35, Blames.RANK,
+            "mostly /dev/shm is full; else a mapped file went away, or memory is bad", _SIGNALS,
         ),
         _row(
             "exit.illegal-instruction", "exit", {"signal": (4, 8)}, Verdict.USER_ERROR, Strength.SYMPTOM, 0.6, Blames.CODE,
@@ -334,36 +334,118 @@ def _exit_rules() -> tuple[Rule, ...]:
     )  # fmt: skip
 
 
-_USER_EXCEPTIONS = (
-    "ValueError", "TypeError", "KeyError", "IndexError", "AttributeError", "NameError", "AssertionError", "ImportError",
-    "ModuleNotFoundError", "NotImplementedError", "ZeroDivisionError", "SyntaxError", "IndentationError", "RecursionError",
-    "UnboundLocalError", "UnicodeDecodeError", "FileNotFoundError", "FileExistsError", "PermissionError", "IsADirectoryError",
-    "NotADirectoryError", "JSONDecodeError", "ValidationError", "UnpicklingError", "ConfigAttributeError", "OverflowError",
-)  # fmt: skip
+def _scheduler_rules() -> tuple[Rule, ...]:
+    """Rows of ``sacct`` and ``scontrol show job``: the state decides, then the reason, then the exit code."""
+    out_of_memory = {"state": "OUT_OF_MEMORY"}
+    return (
+        _row(
+            "slurm.job-node-lost", "slurm_job", {"state": ("NODE_FAIL", "BOOT_FAIL")}, Verdict.NODE_FAULT, Strength.PROOF,
+            0.9, Blames.NODE, "the scheduler lost a node of the job", _SLURM,
+        ),
+        _row(
+            "slurm.job-memory", "slurm_job", out_of_memory, Verdict.OOM_HOST, Strength.PROOF, 0.95, Blames.NODE,
+            "a step of the job went over its memory limit", _SLURM,
+        ),
+        _row(
+            "slurm.job-memory-mark", "slurm_job", {"signal": 125}, Verdict.OOM_HOST, Strength.CAUSE, 0.7, Blames.NODE,
+            "the exit code with which the scheduler marks a step that went over its memory limit", _SLURM,
+        ),
+        _row(
+            "slurm.job-ended", "slurm_job",
+            {"state": ("TIMEOUT", "DEADLINE", "PREEMPTED", "REQUEUED", "SUSPENDED")}, Verdict.PREEMPTION, Strength.CAUSE,
+            0.95, Blames.NOBODY, "the job's time was up, or another job took its place", _SLURM,
+        ),
+        _row(
+            "slurm.job-cancelled", "slurm_job", {"state": "CANCELLED"}, Verdict.USER_ERROR, Strength.CAUSE, 0.7,
+            Blames.NOBODY, "a person or a script cancelled the job", _SLURM,
+        ),
+        _row(
+            "slurm.job-not-started", "slurm_job", {"reason": ("JobLaunchFailure", "NodeDown", "Prolog")},
+            Verdict.NODE_FAULT, Strength.CAUSE, 0.65, Blames.NODE, "a node could not start the job", _SLURM,
+        ),
+        _row(
+            "slurm.job-not-allowed", "slurm_job",
+            {"reason": ("BadConstraints", "InvalidQOS", "InvalidAccount", "PartitionNodeLimit", "PartitionTimeLimit")},
+            Verdict.USER_ERROR, Strength.CAUSE, 0.8, Blames.CODE, "no node may ever run what was asked for", _SLURM,
+        ),
+        _row(
+            "slurm.job-killed", "slurm_job", {"signal": 9}, Verdict.OOM_HOST, Strength.SYMPTOM, 0.35, Blames.NODE,
+            "a step was killed; the scheduler does not say for what", _SLURM,
+        ),
+        _row(
+            "slurm.job-failed", "slurm_job", {}, Verdict.UNKNOWN, Strength.ECHO, 0.1, Blames.NOBODY,
+            "the scheduler only passes on how the job's processes ended", _SLURM,
+        ),
+    )  # fmt: skip
 
 
 def _exception_rules() -> tuple[Rule, ...]:
     return (
         _row(
-            "python.user-exception", "exception", {"type": _USER_EXCEPTIONS}, Verdict.USER_ERROR, Strength.CAUSE, 0.7,
+            "python.user-exception", "exception", {"family": "program"}, Verdict.USER_ERROR, Strength.CAUSE, 0.7,
             Blames.CODE, "the program raised an exception that only its code or its input can raise", _PYTHON,
         ),
         _row(
-            "python.interrupted", "exception", {"type": ("KeyboardInterrupt",)}, Verdict.USER_ERROR, Strength.CAUSE, 0.8,
+            "python.interrupted", "exception", {"family": "person"}, Verdict.USER_ERROR, Strength.CAUSE, 0.8,
             Blames.NOBODY, "a person pressed Ctrl-C", _PYTHON,
         ),
         _row(
-            "python.timeout", "exception", {"type": ("TimeoutError", "ReadTimeout", "ConnectTimeout", "ConnectionError")},
+            "python.timeout", "exception", {"family": "network"},
             Verdict.TRANSIENT, Strength.SYMPTOM, 0.5, Blames.NOBODY, "something outside the process did not answer", _PYTHON,
         ),
         _row(
-            "python.other-exception", "exception", {}, Verdict.UNKNOWN, Strength.SYMPTOM, 0.25, Blames.RANK,
-            "an exception of which no rule knows more", _PYTHON,
+            "python.memory", "exception", {"family": "memory"}, Verdict.OOM_HOST, Strength.CAUSE, 0.75, Blames.NODE,
+            "the interpreter got no more memory from the host", _PYTHON,
+        ),
+        _row(
+            "python.storage", "exception", {"family": "storage"}, Verdict.STORAGE, Strength.SYMPTOM, 0.5, Blames.STORAGE,
+            "the system refused a file operation, or a file is not what was written", _PYTHON,
+        ),
+        _row(
+            "python.numbers", "exception", {"family": "numbers"}, Verdict.NUMERICAL, Strength.CAUSE, 0.65, Blames.NOBODY,
+            "the program met a number that is none", _PYTHON,
+        ),
+        _row(
+            "python.passed-on", "exception", {"family": "echo"}, Verdict.UNKNOWN, Strength.ECHO, 0.1, Blames.PEER,
+            "an exception that only says that another process failed or went away", _PYTHON,
+        ),
+        _row(
+            "python.other-exception", "exception", {}, Verdict.USER_ERROR, Strength.SYMPTOM, 0.5, Blames.CODE,
+            "an exception of which no rule knows more; if nothing else is wrong, it is the program's own", _PYTHON,
         ),
     )  # fmt: skip
 
 
+def _complaint_rules() -> tuple[Rule, ...]:
+    """For lines of which no rule knows more than their words; see :mod:`hotswap.diagnosis.words`."""
+    said = "no rule knows this message; its words are about"
+    return tuple(
+        _row(
+            f"words.{topic}",
+            "complaint",
+            {"topic": topic},
+            verdict,
+            Strength.CONTEXT,
+            0.3,
+            blames,
+            f"{said} {what}",
+            _SIGNALS,
+        )
+        for topic, verdict, blames, what in (
+            ("numbers", Verdict.NUMERICAL, Blames.NOBODY, "numbers that went wrong"),
+            ("device-memory", Verdict.OOM_GPU, Blames.GPU, "memory of the device"),
+            ("memory", Verdict.OOM_HOST, Blames.NODE, "memory of the host"),
+            ("storage", Verdict.STORAGE, Blames.STORAGE, "files and disks"),
+            ("hardware", Verdict.NODE_FAULT, Blames.NODE, "hardware, drivers or nodes"),
+            ("service", Verdict.TRANSIENT, Blames.NOBODY, "a service that was busy or away"),
+            ("process", Verdict.PROCESS_FAULT, Blames.RANK, "a process that crashed"),
+            ("program", Verdict.USER_ERROR, Blames.CODE, "options, versions or things that are missing"),
+        )
+    )
+
+
+COMPLAINT_RULES = _complaint_rules()
 XID_RULES = _xid_rules()
 SXID_RULES = _sxid_rules()
-FACT_RULES = (*_memory_rules(), *_nvml_rules(), *_link_rules(), *_job_rules(), *_exit_rules())
+FACT_RULES = (*_memory_rules(), *_nvml_rules(), *_link_rules(), *_job_rules(), *_scheduler_rules(), *_exit_rules())
 EXCEPTION_RULES = _exception_rules()

@@ -22,7 +22,7 @@ _DMON = "https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.h
 HARDWARE: tuple[Rule, ...] = (
     text_rule(
         "gpu.ecc-uncorrectable",
-        r"uncorrectable ECC error|[Dd]ouble[ -]bit ECC|DBE ECC|ECC_UNCORRECTABLE|ECCUncorrectable|[Uu]ncorrectable DRAM error",
+        r"uncorrectable ECC error|[Dd]ouble[ -]bit ECC|DBE ECC|ECC_UNCORRECTABLE|ECCUncorrectable|[Uu]ncorrectable (?:DRAM|memory|HBM|SRAM) error",
         Verdict.NODE_FAULT,
         Strength.PROOF,
         0.95,
@@ -52,7 +52,7 @@ HARDWARE: tuple[Rule, ...] = (
     ),
     text_rule(
         "gpu.lost",
-        r"fallen off the bus(?! [b-z])|GPU is lost|Unable to determine the device handle for [Gg][Pp][Uu]|GPU_IS_LOST|[Rr]mInitAdapter failed|rm_init_adapter failed",
+        r"fallen off the bus(?! [b-z])|GPU is lost|Unable to determine the device handle for [Gg][Pp][Uu]|GPU_IS_LOST|GPU has been disconnected|Critical Xid Error|[Rr]mInitAdapter failed|rm_init_adapter failed",
         Verdict.NODE_FAULT,
         Strength.PROOF,
         0.95,
@@ -351,7 +351,7 @@ HARDWARE: tuple[Rule, ...] = (
         r"Call to ibv_(?:create_cq|create_qp|reg_mr\w*|alloc_pd|reg_dmabuf_mr)\w* failed|ibv_reg_mr\w* failed",
         Verdict.NODE_FAULT,
         Strength.CAUSE,
-        0.6,
+        0.55,
         Blames.NODE,
         "the adapter could not lock memory here: limit of locked memory, or the peer-memory module; on all nodes it is the set-up",
         _REG,

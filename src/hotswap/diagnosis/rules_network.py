@@ -30,7 +30,7 @@ NETWORK: tuple[Rule, ...] = (
     ),
     text_rule(
         "nccl.rank-taken",
-        r"has already checked in|mismatch in rank count|Bootstrap Root : .{0,60}mismatch",
+        r"has already checked in|Duplicate rank|mismatch in rank count|Bootstrap Root : .{0,60}mismatch",
         Verdict.USER_ERROR,
         Strength.CAUSE,
         0.9,
@@ -50,7 +50,7 @@ NETWORK: tuple[Rule, ...] = (
     ),
     text_rule(
         "net.no-interface",
-        r"no socket interface found|NCCL_SOCKET_IFNAME|Unable to find (?:address|interface) for|[Nn]o (?:usable|matching) (?:network )?interface",
+        r"no socket interface found|(?:[Cc]heck|[Ii]nvalid|[Ww]rong|match).{0,40}NCCL_SOCKET_IFNAME|Unable to find (?:address|interface) for|[Nn]o (?:usable|matching) (?:network )?interface",
         Verdict.USER_ERROR,
         Strength.CAUSE,
         0.85,
@@ -98,7 +98,7 @@ NETWORK: tuple[Rule, ...] = (
         0.45,
         Blames.LINK,
         "a peer did not acknowledge in time: congestion or a slow start more often than a broken path",
-        "https://github.com/openucx/ucx/issues/5732",
+        "https://openucx.readthedocs.io/en/master/faq.html",
     ),
     text_rule(
         "net.older-incarnation",
@@ -258,7 +258,7 @@ NETWORK: tuple[Rule, ...] = (
     ),
     text_rule(
         "nccl.remote-or-system",
-        r"ncclSystemError|NCCL communicator was aborted|terminate called after throwing|Aborted \(core dumped\)|Horovod has been shut down|lost communication with a remote daemon|ncclInternalError|unhandled system error|unhandled cuda error|internal error - please report",
+        r"ncclSystemError|Test (?:NCCL|CUDA) failure|NCCL communicator was aborted|terminate called after throwing(?!.*bad_alloc)|Aborted \(core dumped\)|Horovod has been shut down|lost communication with a remote daemon|ncclInternalError|unhandled system error|unhandled cuda error|internal error - please report",
         Verdict.UNKNOWN,
         Strength.ECHO,
         0.2,
@@ -268,7 +268,7 @@ NETWORK: tuple[Rule, ...] = (
     ),
     text_rule(
         "nccl.invalid-usage",
-        r"ncclInvalidUsage|ncclInvalidArgument|invalid usage \(run with",
+        r"ncclInvalidUsage|ncclInvalidArgument|invalid (?:usage|argument) \(run with",
         Verdict.USER_ERROR,
         Strength.SYMPTOM,
         0.65,
@@ -291,7 +291,7 @@ NETWORK: tuple[Rule, ...] = (
     text_rule(
         "hub.unavailable",
         r"HTTPS?ConnectionPool|(?:requests|urllib3|httpx|aiohttp|httpcore)\.\S*(?:Timeout|Connect|Protocol)\w*|Max retries exceeded|\b429\b.{0,30}(?:Too Many|Client Error)"
-        r"|(?:50[0234]) (?:Server Error|Bad Gateway|Service Unavailable|Gateway)|Temporary failure in name resolution"
+        r"|(?:50[0234]) (?:Server Error|Bad Gateway|Service Unavailable|Gateway)|Temporary failure in name resolution|toomanyrequests|pull rate limit|Could not resolve host: "
         r"|couldn't connect to 'https|We couldn't connect|LocalEntryNotFoundError|Remote end closed connection without response",
         Verdict.TRANSIENT,
         Strength.CAUSE,

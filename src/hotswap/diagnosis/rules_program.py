@@ -41,7 +41,7 @@ ACCELERATORS: tuple[Rule, ...] = (
     text_rule(
         "cuda.no-kernel-image",
         r"no kernel image is available|CUDA driver version is insufficient|NVIDIA driver on your system is too old"
-        r"|forward compatibility was attempted|unsupported gpu architecture|PTX was compiled with an unsupported toolchain"
+        r"|forward compatibility was attempted|[Uu]nsupported gpu architecture|PTX was compiled with an unsupported toolchain"
         r"|not compatible with the current PyTorch installation|not supported in the installed CUDA driver|device kernel image is invalid",
         Verdict.USER_ERROR,
         Strength.CAUSE,
@@ -52,7 +52,7 @@ ACCELERATORS: tuple[Rule, ...] = (
     ),
     text_rule(
         "cuda.invalid-device",
-        r"invalid device ordinal|cudaErrorInvalidDevice|peer access is not supported",
+        r"invalid device ordinal|CUDA call failed lazily at initialization|cudaErrorInvalidDevice|peer access is not supported",
         Verdict.USER_ERROR,
         Strength.CAUSE,
         0.8,
@@ -62,7 +62,7 @@ ACCELERATORS: tuple[Rule, ...] = (
     ),
     text_rule(
         "hpl.cuda-error",
-        r"HPL ERROR.{0,40}CUDA|(?:Test NCCL failure|Test CUDA failure)",
+        r"HPL ERROR.{0,40}CUDA",
         Verdict.NODE_FAULT,
         Strength.CAUSE,
         0.65,
@@ -82,7 +82,7 @@ ACCELERATORS: tuple[Rule, ...] = (
     ),
     text_rule(
         "cuda.launch-failure",
-        r"unspecified launch failure|CUDA_ERROR_LAUNCH_FAILED|illegal instruction was encountered|an unknown error occurred.*CUDA",
+        r"illegal instruction was encountered|an unknown error occurred.*CUDA",
         Verdict.PROCESS_FAULT,
         Strength.SYMPTOM,
         0.5,
@@ -92,7 +92,7 @@ ACCELERATORS: tuple[Rule, ...] = (
     ),
     text_rule(
         "gpu.oom-bare",
-        r"(?:CUDA|cuda|HIP|hip|NPU|NCCL)\w* error: out of memory",
+        r"(?:CUDA|cuda|HIP|hip|NPU|NCCL)\w*(?: driver| runtime)?(?: [Ee]rror)?: out of memory",
         Verdict.OOM_GPU,
         Strength.CAUSE,
         0.6,
@@ -112,7 +112,7 @@ ACCELERATORS: tuple[Rule, ...] = (
     ),
     text_rule(
         "cuda.no-gpus-visible",
-        r"No CUDA GPUs are available|Torch not compiled with CUDA enabled",
+        r"No CUDA GPUs are available|Found no NVIDIA driver|Torch not compiled with CUDA enabled",
         Verdict.USER_ERROR,
         Strength.SYMPTOM,
         0.55,
@@ -133,7 +133,7 @@ ACCELERATORS: tuple[Rule, ...] = (
     ),
     text_rule(
         "cudnn.transient",
-        r"CUDNN_STATUS_(?:EXECUTION_FAILED|MAPPING_ERROR)|CUBLAS_STATUS_EXECUTION_FAILED",
+        r"CUDNN_STATUS_(?:EXECUTION_FAILED|MAPPING_ERROR)",
         Verdict.TRANSIENT,
         Strength.SYMPTOM,
         0.45,
@@ -199,8 +199,8 @@ PROGRAM: tuple[Rule, ...] = (
     text_rule(
         "numerical.nan",
         r"[Ff]ound (?:NaN|[Nn]an|Inf)|(?:NaN|nan|Inf)s?(?: or \w+)?(?: detected| encountered| found in| in loss| in grad| in local)"
-        r"|returned nan values|loss scale (?:is )?already at minimum|[Mm]inimum loss scale reached|[Ll]oss is (?:NaN|nan|inf)"
-        r"|number of nan iterations: +[1-9]|(?:loss|norm)['\"]?(?:: |=)(?:nan|NaN|NAN|inf)\b|non-finite (?:loss|grad)"
+        r"|returned nan values|is non-finite|probability tensor contains|Input contains (?:NaN|infinity)|became (?:NaN|nan)\b|loss scale (?:is )?already at minimum|[Mm]inimum loss scale reached|[Ll]oss is (?:NaN|nan|inf)"
+        r"|number of nan iterations: +[1-9]|(?:loss|norm)['\"]?(?:: |=)(?:nan|NaN|NAN|inf)\b|[Nn]on-finite (?:loss|grad)|loss scale to (?:0\.0|\d(?:\.\d+)?e-)|loss exploded|exploding gradient"
         r"|[Ll]oss spike|[Ll]oss diverged|Unexpected result (?:nan|inf)",
         Verdict.NUMERICAL,
         Strength.CAUSE,
@@ -256,8 +256,8 @@ PROGRAM: tuple[Rule, ...] = (
     ),
     text_rule(
         "user.usage",
-        r"error: (?:unrecognized arguments|the following arguments are required|argument )|command not found|[Pp]ermission denied|Errno 13\]"
-        r"|No such file or directory|Errno 2\]|[Tt]oo many open files|received 0 items of ancdata|Errno 24\]|can't start new thread|FileNotFoundError",
+        r"usage: \S+ \[-h\]|error: (?:unrecognized arguments|the following arguments are required|argument )|Errno 13\]|Errno 2\]"
+        r"|[Tt]oo many open files|received 0 items of ancdata|Errno 24\]|can't start new thread|FileNotFoundError",
         Verdict.USER_ERROR,
         Strength.CAUSE,
         0.7,

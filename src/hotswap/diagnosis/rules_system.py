@@ -40,7 +40,7 @@ SYSTEM: tuple[Rule, ...] = (
     ),
     text_rule(
         "slurm.time-limit",
-        r"DUE TO TIME LIMIT|\bstate[ =:]+TIMEOUT\b|JobState=(?:TIMEOUT|DEADLINE)|DeadlineExceeded|\bTIMEOUT +\d+:\d+|TERM_RUNLIMIT|walltime \S+ exceeded limit",
+        r"DUE TO TIME LIMIT|\bstate[ =:]+TIMEOUT\b|JobState=(?:TIMEOUT|DEADLINE)|(?<!exceptions\.)DeadlineExceeded|\bTIMEOUT +\d+:\d+|TERM_RUNLIMIT|walltime \S+ exceeded limit",
         Verdict.PREEMPTION,
         Strength.CAUSE,
         0.95,
@@ -60,7 +60,7 @@ SYSTEM: tuple[Rule, ...] = (
     ),
     text_rule(
         "cloud.reclaimed",
-        r"[Ss]pot (?:instance )?(?:interruption|termination|reclaim)|spot/instance-action|[Pp]reemptible.{0,40}(?:terminat|preempt)"
+        r"[Ss]pot (?:[Ii]nstance )?(?:interruption|termination|reclaim)|spot/instance-action|[Pp]reemptible.{0,40}(?:terminat|preempt)"
         r"|TERMINATE_ON_HOST_MAINTENANCE|[Nn]ode is shutting down|imminent node shutdown|NodeShutdown|TerminationByKubelet"
         r"|reason: ?(?:Preempting|Preempted|PreemptionByScheduler|EvictionByEvictionAPI)|Preempted in order to admit",
         Verdict.PREEMPTION,
@@ -143,7 +143,7 @@ SYSTEM: tuple[Rule, ...] = (
     # --- memory of the host -----------------------------------------------------------------------------------------
     text_rule(
         "host.oom-killer",
-        r"[Oo]om[-_][Kk]ill(?!\w* 0\b)|invoked oom-killer|Out of memory: Kill|Memory cgroup out of memory|OOM[- ]?[Kk]illed"
+        r"[Oo]om[-_][Kk]ill(?!\w* 0\b)|invoked oom-killer|killed by the OOM killer|Out of memory: Kill|Memory cgroup out of memory|OOM[- ]?[Kk]illed"
         r"|tasks? [\d,\-]+: Out Of Memory|\bOUT_OF_ME|Killed process \d+ \(|oom_reaper|systemd-oomd.{0,40}[Kk]illed|TERM_MEMLIMIT|job killed: v?mem|Exceeded (?:job|step) memory limit|exceeded memory limit .{0,40}being killed"
         r"|reason: ?OOMKilled|oom_kill [1-9]",
         Verdict.OOM_HOST,
@@ -155,7 +155,7 @@ SYSTEM: tuple[Rule, ...] = (
     ),
     text_rule(
         "host.evicted-memory",
-        r"low on resource: memory|MemoryPressure|running low on memory|due to memory pressure",
+        r"low on resource: memory|MemoryPressure(?!\s+(?:False|Unknown))|running low on memory|due to memory pressure",
         Verdict.OOM_HOST,
         Strength.PROOF,
         0.9,
@@ -165,7 +165,7 @@ SYSTEM: tuple[Rule, ...] = (
     ),
     text_rule(
         "host.evicted-disk",
-        r"low on resource: (?:ephemeral-storage|nodefs|imagefs|inodes)|DiskPressure|exceeds the total limit of containers|local ephemeral storage",
+        r"low on resource: (?:ephemeral-storage|nodefs|imagefs|inodes)|(?<!No)DiskPressure(?!\s+(?:False|Unknown))|exceeds the total limit of containers|local ephemeral storage",
         Verdict.STORAGE,
         Strength.PROOF,
         0.9,
@@ -216,7 +216,7 @@ SYSTEM: tuple[Rule, ...] = (
     text_rule(
         "shm.full",
         r"(?:posix_fallocate|shared memory|/dev/shm|shm_open|nccl-|</torch_).{0,120}No space left on device"
-        r"|Error while creating shared memory segment|failed to extend /dev/shm|unable to (?:mmap|write) .{0,60}</torch_"
+        r"|Error while creating shared memory segment|open shared memory object|failed to extend /dev/shm|unable to (?:mmap|write) .{0,60}</torch_"
         r"|unable to allocate shared memory",
         Verdict.OOM_HOST,
         Strength.CAUSE,
@@ -227,7 +227,7 @@ SYSTEM: tuple[Rule, ...] = (
     ),
     text_rule(
         "host.no-memory",
-        r"\bMemoryError\b|std::bad_alloc|can't allocate memory: you tried|Unable to allocate .{1,40} for an array"
+        r"\bMemoryError\b|can't allocate memory: you tried|not enough memory: you tried|Unable to allocate .{1,40} for an array"
         r"|(?:fork|clone|mmap|malloc|Popen).{0,60}Cannot allocate memory|Errno 12\]",
         Verdict.OOM_HOST,
         Strength.CAUSE,
@@ -239,7 +239,7 @@ SYSTEM: tuple[Rule, ...] = (
     # --- signals from outside ---------------------------------------------------------------------------------------
     text_rule(
         "human.interrupt",
-        r"Received 2 death signal|got signal: 2\b|closing signal SIGINT|KeyboardInterrupt|Received SIGINT",
+        r"(?: 2|SIGINT) death signal|\^CTraceback|got signal: 2\b|closing signal SIGINT|KeyboardInterrupt|Received SIGINT",
         Verdict.USER_ERROR,
         Strength.CAUSE,
         0.8,
@@ -259,7 +259,7 @@ SYSTEM: tuple[Rule, ...] = (
     ),
     text_rule(
         "agent.terminated",
-        r"Received 15 death signal|Received SIGTERM|SIGTERM received|[Rr]eceived signal 15|[Cc]aught signal 15|got signal: 15\b",
+        r"(?:15|SIGTERM) death signal|Received SIGTERM|SIGTERM received|[Rr]eceived signal 15|[Cc]aught signal 15|got signal: 15\b",
         Verdict.PREEMPTION,
         Strength.SYMPTOM,
         0.65,
@@ -360,7 +360,7 @@ SYSTEM: tuple[Rule, ...] = (
     ),
     text_rule(
         "storage.checkpoint-damaged",
-        r"PytorchStreamReader failed|finding central directory|invalid header or archive is corrupted|BadZipFile|not a zip file"
+        r"PytorchStreamReader failed|finding central directory|could not parse ModelProto|invalid header or archive is corrupted|BadZipFile|not a zip file"
         r"|HeaderTooLarge|InvalidHeaderDeserialization|MetadataIncompleteBuffer|Ran out of input|SafetensorError|PytorchStreamWriter failed|unexpected EOF|truncated file|CRC check failed|magic bytes not found|invalid load key|unexpected EOF, expected"
         r"|corrupted? checkpoint|[Cc]heckpoint .{0,40}(?:is corrupt|incomplete|truncated)|unexpected pos \d+ vs",
         Verdict.STORAGE,

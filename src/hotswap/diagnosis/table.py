@@ -6,8 +6,10 @@ from __future__ import annotations
 
 from hotswap.diagnosis.model import Blames, Strength, Verdict
 from hotswap.diagnosis.rule import Case, Rule
-from hotswap.diagnosis.rules_codes import EXCEPTION_RULES, FACT_RULES, SXID_RULES, XID_RULES
+from hotswap.diagnosis.rules_codes import COMPLAINT_RULES, EXCEPTION_RULES, FACT_RULES, SXID_RULES, XID_RULES
+from hotswap.diagnosis.rules_first import FIRST
 from hotswap.diagnosis.rules_hardware import HARDWARE
+from hotswap.diagnosis.rules_last import LAST
 from hotswap.diagnosis.rules_network import NETWORK
 from hotswap.diagnosis.rules_program import ACCELERATORS, PROGRAM
 from hotswap.diagnosis.rules_system import SYSTEM
@@ -71,8 +73,12 @@ CASES: tuple[Rule, ...] = (
         "ranks wait in different operations under one sequence number; the group is not printed, so it may be two groups", _DIST,
     ),
     _case(
-        "case.alike-everywhere", "alike_everywhere", Verdict.USER_ERROR, Strength.CAUSE, 0.75, Blames.CODE,
+        "case.alike-everywhere", "alike_everywhere", Verdict.USER_ERROR, Strength.CAUSE, 0.85, Blames.CODE,
         "the same exception on all ranks: the program or its input, not a node", _ELASTIC,
+    ),
+    _case(
+        "case.before-first-step", "before_first_step", Verdict.USER_ERROR, Strength.SYMPTOM, 0.6, Blames.CODE,
+        "the program stopped before its first steps were done: it would do so again", _ELASTIC,
     ),
     _case(
         "case.crash-everywhere", "crash_everywhere", Verdict.USER_ERROR, Strength.SYMPTOM, 0.6, Blames.CODE,
@@ -135,13 +141,16 @@ CASES: tuple[Rule, ...] = (
 LINE_RULES: tuple[Rule, ...] = (
     *XID_RULES,
     *SXID_RULES,
+    *FIRST,
     *FACT_RULES,
     *HARDWARE,
     *SYSTEM,
     *ACCELERATORS,
     *NETWORK,
     *PROGRAM,
+    *LAST,
     *EXCEPTION_RULES,
+    *COMPLAINT_RULES,
 )
 
 RULES: tuple[Rule, ...] = (*LINE_RULES, *CASES)
