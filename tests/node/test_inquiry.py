@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from hotswap.core.messages import Clue, WorkerEvidence
+from hotswap.diagnosis.decode import decode
 from hotswap.diagnosis.history import load
 from hotswap.node import inquiry
 from hotswap.node.inquiry import Inquiry
@@ -34,9 +35,12 @@ def run(scenario: Callable[[Inquiry], Any]) -> Diagnosed:
     return written
 
 
-def exception(text: str) -> Clue:
-    kind = text.partition(":")[0]
-    return Clue(kind="exception", source="slot0.err", text=text, facts={"type": kind, "message": text})
+def exception(text: str) -> tuple[Clue, ...]:
+    kind, facts = decode(text)
+    return (
+        Clue(kind=kind, source="slot0.err", order=2, text=text, facts=facts),
+        Clue(kind="line", source="slot0.err", order=1, text="Traceback (most recent call last):"),
+    )
 
 
 def lose(made: Inquiry, slot: int, status: int, node: str = "a#1", generation: int = 2) -> None:
@@ -47,7 +51,7 @@ def lose(made: Inquiry, slot: int, status: int, node: str = "a#1", generation: i
 def test_an_error_of_the_script_is_the_scripts() -> None:
     async def scenario(made: Inquiry) -> None:
         lose(made, 0, 1)
-        made.hear("a#1", WorkerEvidence(slot=0, clues=(exception("KeyError: 'lr'"),)))
+        made.hear("a#1", WorkerEvidence(slot=0, clues=exception("KeyError: 'lr'")))
         made.saw("recovery_done", {"generation": 2})
         await asyncio.sleep(0)
 
@@ -88,7 +92,7 @@ def test_each_recovery_has_its_own_verdict() -> None:
     async def scenario(made: Inquiry) -> None:
         for generation, slot in ((2, 0), (3, 1)):
             lose(made, slot, 1, generation=generation)
-            made.hear("a#1", WorkerEvidence(slot=slot, clues=(exception("KeyError: 'lr'"),)))
+            made.hear("a#1", WorkerEvidence(slot=slot, clues=exception("KeyError: 'lr'")))
             made.saw("recovery_done", {"generation": generation})
             await asyncio.gather(*made._tasks)
 
@@ -102,7 +106,7 @@ def test_words_are_waited_for_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) 
         lose(made, 0, 1)
         made.saw("recovery_done", {"generation": 2})
         await asyncio.sleep(0.05)
-        made.hear("a#1", WorkerEvidence(slot=0, clues=(exception("KeyError: 'lr'"),)))
+        made.hear("a#1", WorkerEvidence(slot=0, clues=exception("KeyError: 'lr'")))
 
     async def never(made: Inquiry) -> None:
         lose(made, 0, 1)
@@ -118,7 +122,7 @@ def test_a_gpu_that_the_kernel_names_is_to_blame() -> None:
         lose(made, 0, 1)
         text = "NVRM: Xid (PCI:0000:3d:00): 79, pid=77, GPU has fallen off the bus."
         xid = Clue(kind="xid", source="kernel log", text=text, gpu="0000:3d:00", facts={"code": 79})
-        made.hear("a#1", WorkerEvidence(slot=0, clues=(exception("RuntimeError: CUDA error: unspecified"), xid)))
+        made.hear("a#1", WorkerEvidence(slot=0, clues=(*exception("RuntimeError: CUDA error: unspecified"), xid)))
 
     (found,) = run(scenario)
     assert (found["verdict"], found["confident"], found["action"]) == ("node_fault", True, "replace_node")
