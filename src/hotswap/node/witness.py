@@ -20,6 +20,7 @@ from hotswap.diagnosis.cause import default_book
 from hotswap.diagnosis.model import Evidence
 from hotswap.diagnosis.readers import Reader
 from hotswap.node.kernel_log import KernelLog
+from hotswap.node.machine import Machine
 from hotswap.replication import memory
 
 log = logging.getLogger("hotswap.agent")
@@ -39,6 +40,7 @@ class Witness:
         """Follows from now on what the kernel says, and what it kills for memory in this process's control group."""
         self._node = node
         self._kernel = KernelLog()
+        self._machine = Machine(node)
         self._killed = _oom_kills()
         self._lock = threading.Lock()
 
@@ -56,6 +58,7 @@ class Witness:
         for order, (at, text) in enumerate(self._kernel.read()):
             lines = _reader()[1].read_stream(io.BytesIO(text.encode()), source=KERNEL, node=self._node)
             found += [replace(one, time=at, order=order) for one in lines]
+        found += self._machine.facts()
         killed = _oom_kills()
         if killed > self._killed:
             found.append(facts.memory_events(f"oom_kill {killed - self._killed}", node=self._node, time=time.time()))
