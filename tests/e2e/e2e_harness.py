@@ -234,6 +234,17 @@ class Job:
         """Of the coordinator and the agents."""
         return dict(json.loads((self.logs / "pids.json").read_text()))
 
+    def worker_pids(self, node: str) -> list[int]:
+        """Of a node's workers: they join the process group that their agent leads."""
+        agent = self.pids()["agents"][node]
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and int(entry.name) != agent:
+                with contextlib.suppress(ProcessLookupError):
+                    if os.getpgid(int(entry.name)) == agent:
+                        found.append(int(entry.name))
+        return sorted(found)
+
     def kill_coordinator(self) -> None:
         """SIGKILL."""
         os.kill(self.pids()["coordinator"], signal.SIGKILL)

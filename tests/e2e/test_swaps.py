@@ -163,6 +163,20 @@ def test_a_silent_node_is_replaced_and_its_return_changes_nothing(start: Start, 
     assert outcome.named("worker_lost") == []
 
 
+def test_a_stopped_worker_is_ended_and_started_again(start: Start, reference_of: Reference) -> None:
+    cell = Cell(program=FSDP2, steps=LONG, run_arguments=("--detection-budget-s", "4"))
+    with start(cell) as job:
+        job.wait_for("step_committed", step=10)
+        os.kill(job.worker_pids("node1")[0], signal.SIGSTOP)
+        lost = job.wait_for("worker_lost")
+        outcome = job.finish()
+    assert_clean(outcome)
+    assert_identical(outcome, reference_of(cell))
+    assert lost["slot"] in (2, 3)
+    assert lost["detail"] == "stopped by a signal for more than 4 s"
+    assert outcome.named("spare_promoted") == []
+
+
 # --- the coordinator -----------------------------------------------------------------------------------------------------
 
 

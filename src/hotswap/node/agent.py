@@ -133,7 +133,7 @@ class Agent:
         while True:
             await asyncio.sleep(self.config.timing.heartbeat_s)
             self._heartbeat()
-            self._require_coordinator()
+            self.pool.end_stopped()
 
     def _require_coordinator(self) -> None:
         """Training needs no coordinator, but workers that wait for one must not wait for ever."""

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from hotswap.errors import HotswapError, PeerUnreachable
 from hotswap.node.gpus import share
 from hotswap.node.process import make_private_directory
 from hotswap.node.spawn import ExecSpawner, ForkServer, Spawner, SpawnRequest
+from hotswap.node.stopped import StoppedWorkers
 from hotswap.node.worker_process import WorkerProcess
 from hotswap.session.settings import WorkerSettings
 from hotswap.wire.channels import worker_codec
@@ -50,6 +52,7 @@ class WorkerPool:
         self._spawner: Spawner | None = None
         self._by_pid: dict[int, WorkerProcess] = {}
         self._calls: dict[int, Callable[[int], None]] = {}
+        self._stopped = StoppedWorkers(config.timing.detection_budget_s)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -90,6 +93,13 @@ class WorkerPool:
     @property
     def _directory(self) -> Path:
         return Path(self._config.log_dir) / self._config.node
+
+    def end_stopped(self) -> None:
+        """Kill workers that a signal has stopped: one holds up all others, which cannot tell it from one that computes."""
+        for pid in self._stopped.overdue(self._by_pid, time.monotonic()):
+            worker = self._by_pid[pid]
+            worker.detail = f"stopped by a signal for more than {self._config.timing.detection_budget_s:g} s"
+            self.kill(worker)
 
     def kill(self, worker: WorkerProcess, number: int = signal.SIGKILL) -> None:
         """Signal the process of *worker*. Its end is reported like any other."""
