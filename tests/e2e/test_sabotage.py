@@ -63,6 +63,14 @@ def test_what_agents_do_not_tell_a_new_coordinator_the_event_log_does(start: Sta
     assert_identical(outcome, reference_of(cell))
 
 
+def test_agents_that_cannot_be_alone_cost_the_job(start: Start) -> None:
+    with start(in_agents(Cell(program=FSDP2, steps=60), "alone")) as job:
+        job.wait_for("step_committed", step=10)
+        job.kill_coordinator()
+        outcome = job.finish()
+    assert outcome.exit_code != 0, outcome.story
+
+
 @pytest.mark.parametrize(
     ("name", "faults", "differing"),
     [("random_states", NODE, "random"), ("undo", WORKER_IN_UPDATE, "model"), ("one_bit", NODE, "model")],

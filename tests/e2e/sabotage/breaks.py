@@ -119,6 +119,19 @@ def manifest() -> None:
     durable_index.commit = _nothing
 
 
+def alone() -> None:
+    """An agent that has lost its coordinator gives up."""
+    from hotswap.node.control import ControlChannel
+
+    serve = ControlChannel._serve
+
+    async def once(self: ControlChannel, link: Any) -> None:
+        await serve(self, link)
+        raise RuntimeError("the coordinator is gone")
+
+    ControlChannel._serve = once  # type: ignore[method-assign]
+
+
 def memory_of_the_job() -> None:
     """An agent that finds a new coordinator presents itself as if it had just come."""
     from dataclasses import replace
@@ -136,4 +149,4 @@ def _by_name(*functions: Callable[[], None]) -> dict[str, Callable[[], None]]:
 
 
 IN_WORKERS = _by_name(random_states, undo, one_bit, abort, reset, commit_gate)
-IN_AGENTS = _by_name(replication_again, slow_link, own_snapshots, manifest, memory_of_the_job)
+IN_AGENTS = _by_name(replication_again, slow_link, own_snapshots, manifest, alone, memory_of_the_job)
