@@ -133,6 +133,7 @@ class Agent:
         while True:
             await asyncio.sleep(self.config.timing.heartbeat_s)
             self._heartbeat()
+            self._require_coordinator()
             self.pool.end_stopped()
 
     def _require_coordinator(self) -> None:
