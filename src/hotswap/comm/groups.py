@@ -295,7 +295,7 @@ class Groups:
         while not parked.wait(max(0.0, min(ROUSE_INTERVAL_S, deadline - time.monotonic()))):
             if time.monotonic() >= deadline:
                 break
-            roused += rouse(threading.main_thread().ident or 0)
+            roused += rouse(threading.main_thread().ident or 0, p2p.newest())
         return roused
 
     def _shut(self, links: dict[str, Link], keys: set[str]) -> frozenset[str]:

@@ -15,6 +15,7 @@ from torch.distributed import ProcessGroup
 
 METHODS = ("send", "recv", "recv_anysource")
 _used: set[int] = set()
+_newest: dict[int, Any] = {}
 _installed: list[str] = []
 
 
@@ -34,12 +35,19 @@ def used(group: ProcessGroup) -> bool:
 def forget(group: ProcessGroup) -> None:
     """The group has a new backend, in which nothing was sent yet."""
     _used.discard(id(group))
+    _newest.pop(id(group), None)
+
+
+def newest() -> list[Any]:
+    """The last operation of each group. ``dist.recv`` waits for one that no variable of any function holds."""
+    return list(_newest.values())
 
 
 def _watched(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def call(self: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
         _used.add(id(self))
-        return method(self, *args, **kwargs)
+        work = _newest[id(self)] = method(self, *args, **kwargs)
+        return work
 
     return call

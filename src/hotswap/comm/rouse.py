@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from types import FrameType
 from typing import Any
@@ -27,12 +27,13 @@ ITEMS_MAX = 1000
 _VTABLE_HEADER_BYTES = 16
 
 
-def rouse(thread_id: int) -> int:
-    """End everything that the thread may be waiting for; how many operations were ended."""
+def rouse(thread_id: int, others: Iterable[Work] = ()) -> int:
+    """End everything that the thread may be waiting for, and *others*; how many operations were ended."""
     end = _ender()
     if end is None:
         return 0
     works = {id(work): work for frame in _frames(thread_id) for work in _works_in(frame)}
+    works.update({id(work): work for work in others if not work.is_completed()})
     for work in works.values():
         end(work)
     return len(works)
