@@ -44,11 +44,15 @@ class Witness:
         self._killed = _oom_kills()
         self._lock = threading.Lock()
 
-    def clues_of(self, paths: Iterable[Path], *, rank: int) -> tuple[Clue, ...]:
-        """Of the worker that wrote *paths*: what decides here and what only echoes, the former first. Takes a while."""
+    def clues_of(self, paths: Iterable[Path], *, rank: int, with_machine: bool = True) -> tuple[Clue, ...]:
+        """Of the worker that wrote *paths*: what decides here and what only echoes, the former first. Takes a while.
+
+        *with_machine*: ask the machine as well, which can take longer than all the rest.
+        """
         found = read_outputs(paths, rank=rank, node=self._node)
-        with self._lock:
-            found += self._of_the_machine()
+        if with_machine:
+            with self._lock:
+                found += self._of_the_machine()
         answer = diagnose(found, book=_reader()[0])
         return tuple(_clue(one) for one in [*answer.deciding, *answer.echoes][:CLUES_MAX])
 
@@ -82,8 +86,9 @@ class LastWords:
 
     def give(self) -> None:
         """Training goes on, or this node is about to leave."""
-        while self._unread:
-            task = asyncio.get_running_loop().create_task(self._read(*self._unread.pop()))
+        if self._unread:
+            batch, self._unread = self._unread, []
+            task = asyncio.get_running_loop().create_task(self._read_all(batch))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -93,9 +98,14 @@ class LastWords:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=CLOSE_S)
 
-    async def _read(self, slot: Slot, outputs: tuple[Path, ...]) -> None:
+    async def _read_all(self, batch: list[tuple[Slot, tuple[Path, ...]]]) -> None:
+        """The machine is asked once, and last: nobody's words wait for it."""
+        for left, (slot, outputs) in zip(reversed(range(len(batch))), batch, strict=True):
+            await self._read(slot, outputs, with_machine=left == 0)
+
+    async def _read(self, slot: Slot, outputs: tuple[Path, ...], *, with_machine: bool) -> None:
         try:
-            clues = await asyncio.to_thread(self._witness.clues_of, outputs, rank=slot)
+            clues = await asyncio.to_thread(self._witness.clues_of, outputs, rank=slot, with_machine=with_machine)
         except Exception:
             log.exception("the output of the worker of slot %d could not be read", slot)
         else:
