@@ -116,7 +116,9 @@ def versions() -> dict[str, str]:
     """Of what was measured."""
     import torch
 
-    found = {"python": sys.version.split()[0], "torch": torch.__version__, "cpus": str(os.cpu_count())}
+    from hotswap.demo import report
+
+    found = {**report.versions(), "cpus": str(os.cpu_count())}
     if torch.cuda.is_available():
         found["gpu"] = torch.cuda.get_device_name()
         found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))

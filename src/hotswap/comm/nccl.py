@@ -69,7 +69,6 @@ class NcclLink:
 
     def abort(self) -> None:
         """End its kernels, here; frees what the communicator holds on the device."""
-        self.aborted = True
         self._backend.abort()
 
 
@@ -113,7 +112,7 @@ class NcclAdapter:
         for link in links:
             assert isinstance(link, NcclLink), link
             if not link.aborted:
-                link.aborted = True
+                link.aborted = True  # here, and not when the thread gets to it: nobody may take it for whole meanwhile
                 thread = threading.Thread(target=link.abort, name=f"hotswap-abort-{link.spec.key}", daemon=True)
                 thread.start()
                 self._aborting.append(thread)
