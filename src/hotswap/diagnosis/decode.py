@@ -416,6 +416,9 @@ _DECODERS: tuple[tuple[re.Pattern[str], Decoder], ...] = (
     ),
 )
 
+_QUALIFIED = re.compile(r"^(?:[a-z_]\w*\.)+([A-Z]\w+)()(?:: (.*))$")
+"""A class with its module in front of a message, whatever its name ends in. Not looked for in large files: no literal is certain."""
+
 LINE_PATTERNS: tuple[str, ...] = tuple(
     pattern.pattern
     for pattern, decoder in _DECODERS
@@ -429,5 +432,7 @@ def decode(text: str) -> tuple[str, Facts]:
     for pattern, decoder in _DECODERS:
         if (match := pattern.search(text)) and (decoded := decoder(match)):
             return decoded
+    if (match := _QUALIFIED.match(text)) and (decoded := _exception(match)):
+        return decoded
     about = topic(text)
     return ("complaint", {"topic": about}) if about else ("line", {})

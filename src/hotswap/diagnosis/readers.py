@@ -26,6 +26,7 @@ from hotswap.diagnosis.literals import minimal, required_literals
 from hotswap.diagnosis.model import Evidence
 from hotswap.diagnosis.prefixes import read_label
 from hotswap.diagnosis.scan import Scanner
+from hotswap.diagnosis.tracebacks import Tracebacks
 from hotswap.errors import UsageError
 
 WHOLE_BYTES_MAX = 256 << 10
@@ -142,12 +143,14 @@ class Reader:
                 yield offset, line
 
     def _evidence(self, lines: Iterable[tuple[int, bytes]], source: str, year: int) -> Iterator[Evidence]:
+        tracebacks = Tracebacks()
         for offset, raw in lines:
             text = raw[:LINE_CHARS_MAX].decode("utf-8", "replace")
             label = read_label(text, year=year)
             if not label.text:
                 continue
             kind, facts = decode(label.text)
+            kind = tracebacks.follow(label, kind, facts)
             node = label.node
             if kind == "exit" and facts.get("node"):
                 node = str(facts["node"])

@@ -382,6 +382,10 @@ def _scheduler_rules() -> tuple[Rule, ...]:
 def _exception_rules() -> tuple[Rule, ...]:
     return (
         _row(
+            "python.background", "exception", {"family": ("program", "other"), "background": True}, Verdict.USER_ERROR,
+            Strength.SYMPTOM, 0.45, Blames.CODE, "an exception that ended a thread beside the program, which goes on", _PYTHON,
+        ),
+        _row(
             "python.user-exception", "exception", {"family": "program"}, Verdict.USER_ERROR, Strength.CAUSE, 0.7,
             Blames.CODE, "the program raised an exception that only its code or its input can raise", _PYTHON,
         ),
@@ -404,6 +408,14 @@ def _exception_rules() -> tuple[Rule, ...]:
         _row(
             "python.numbers", "exception", {"family": "numbers"}, Verdict.NUMERICAL, Strength.CAUSE, 0.65, Blames.NOBODY,
             "the program met a number that is none", _PYTHON,
+        ),
+        _row(
+            "python.device-memory", "exception", {"family": "device-memory"}, Verdict.OOM_GPU, Strength.CAUSE, 0.75,
+            Blames.GPU, "the program says in its own words that the device had no memory left", _PYTHON,
+        ),
+        _row(
+            "python.hardware", "exception", {"family": "hardware"}, Verdict.NODE_FAULT, Strength.SYMPTOM, 0.5, Blames.NODE,
+            "the program says in its own words that a device or a node is not usable", _PYTHON,
         ),
         _row(
             "python.passed-on", "exception", {"family": "echo"}, Verdict.UNKNOWN, Strength.ECHO, 0.1, Blames.PEER,

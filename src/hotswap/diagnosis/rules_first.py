@@ -29,6 +29,8 @@ _IBSTAT = "https://man7.org/linux/man-pages/man3/ibv_query_port.3.html"
 _OOPS = "https://docs.kernel.org/admin-guide/bug-hunting.html"
 _RAID = "https://docs.kernel.org/admin-guide/md.html"
 _LAUNCH = "https://docs.open-mpi.org/en/main/launching-apps/index.html"
+_HTTP = "https://developer.mozilla.org/en-US/docs/Web/HTTP/Status"
+_BUILD = "https://docs.pytorch.org/docs/stable/cpp_extension.html"
 _BMC = "https://docs.kernel.org/driver-api/ipmi.html"
 
 FIRST: tuple[Rule, ...] = (
@@ -41,6 +43,14 @@ FIRST: tuple[Rule, ...] = (
         "rdzv.agent-lost", r"failed to (?:send a keep-alive heartbeat to|shutdown|close) the rendezvous",
         Verdict.UNKNOWN, Strength.ECHO, 0.2, Blames.PEER,
         "the host of the rendezvous is gone: it ended first, and says why", _RDZV,
+    ),
+    text_rule(
+        "hub.client-error",
+        r"urlopen error (?!unknown url)|(?:requests\.exceptions|urllib3\.exceptions|httpx|httpcore|aiohttp\.\w{1,40})"
+        r"\.\w{0,20}(?:Connect|Timeout|Protocol|SSL|Chunked|Proxy|Retry|Pool|Network|Read|Write|Remote|Payload|OSError)\w*"
+        r"|http\.client\.(?:Remote|Incomplete|BadStatus)\w+",
+        Verdict.TRANSIENT, Strength.CAUSE, 0.8, Blames.NOBODY,
+        "a client of a service outside the job got no answer", _HTTP,
     ),
     text_rule(
         "jax.peer-lost",
@@ -146,7 +156,7 @@ FIRST: tuple[Rule, ...] = (
     ),
     text_rule(
         "dcgm.health",
-        r"\|\s*Fail - (?:All|GPU)|DCGM_FR_(?:FALLEN|GPU_FALLEN|VOLATILE_DBE|UNCONTAINED|PENDING|RETIRED|ROW_REMAP|NVLINK|NVSWITCH|FAULTY|CORRUPT|FABRIC|PCI)",
+        r"\|\s*Fail - (?:All|GPU)|GPU\d+ \.{3,99} FAIL|DCGM_FR_(?:FALLEN|GPU_FALLEN|VOLATILE_DBE|UNCONTAINED|PENDING|RETIRED|ROW_REMAP|NVLINK|NVSWITCH|FAULTY|CORRUPT|FABRIC|PCI)",
         Verdict.NODE_FAULT, Strength.PROOF, 0.8, Blames.NODE,
         "a check of NVIDIA's health agent failed on this node", _DCGM,
     ),
@@ -220,7 +230,8 @@ FIRST: tuple[Rule, ...] = (
     ),
     text_rule(
         "gpu.start-failed",
-        r"(?:cudaGetDeviceCount|cuInit|cuDevicePrimaryCtxRetain|nvmlInit)\b.{0,40}(?:error|ERROR|[Ff]ailed)",
+        r"(?:cudaGetDeviceCount|cuInit|cuDevicePrimaryCtxRetain|nvmlInit)\b.{0,40}(?:error|ERROR|[Ff]ailed)"
+        r"|(?:[Uu]nable|[Ff]ailed) to (?:create|initiali[sz]e|open|get|find) (?:a |the |any )?(?:CUDA|GPU|HIP)\b",
         Verdict.NODE_FAULT, Strength.SYMPTOM, 0.5, Blames.NODE,
         "CUDA could not start on this node", _CUDA,
     ),
@@ -233,6 +244,13 @@ FIRST: tuple[Rule, ...] = (
         "cuda.launch-failure-unspecified", r"unspecified launch failure|CUDA_ERROR_LAUNCH_FAILED|hipErrorLaunchFailure|cudaErrorLaunchFailure",
         Verdict.NODE_FAULT, Strength.SYMPTOM, 0.45, Blames.GPU,
         "a kernel died without a reason; where the cause was found, it was power, firmware or the board more often than the program", _CUDA,
+    ),
+    text_rule(
+        "user.build",
+        r"Error building extension|ninja: build stopped|fatal error: .{1,120}: No such file or directory|CUDA_HOME environment variable is not set"
+        r"|mismatches the version that was used to compile|nvcc fatal|unsupported GNU version|[Ff]ailed building wheel|fatal error: too many errors",
+        Verdict.USER_ERROR, Strength.CAUSE, 0.8, Blames.CODE,
+        "native code of the program could not be compiled here: toolkit, headers or compiler are missing or do not fit", _BUILD,
     ),
     text_rule(
         "hip.no-binary",

@@ -186,9 +186,9 @@ HARDWARE: tuple[Rule, ...] = (
     text_rule(
         "gpu.busy",
         r"CUDA-capable device\(?s?\)? (?:is/)?are busy",
-        Verdict.UNKNOWN,
+        Verdict.NODE_FAULT,
         Strength.SYMPTOM,
-        0.3,
+        0.35,
         Blames.GPU,
         "another process holds the GPU exclusively (often one that survived a restart), or the driver is sick",
         _CUDA,

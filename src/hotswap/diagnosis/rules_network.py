@@ -268,10 +268,10 @@ NETWORK: tuple[Rule, ...] = (
     ),
     text_rule(
         "nccl.invalid-usage",
-        r"ncclInvalidUsage|ncclInvalidArgument|invalid (?:usage|argument) \(run with",
+        r"ncclInvalidUsage|ncclInvalidArgument|invalid (?:usage|argument)(?: \(run with|, NCCL|: while running replica)",
         Verdict.USER_ERROR,
         Strength.SYMPTOM,
-        0.65,
+        0.55,
         Blames.CODE,
         "the communication library was called wrongly, on any node",
         _NCCL_CODES,

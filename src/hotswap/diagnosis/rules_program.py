@@ -209,6 +209,16 @@ PROGRAM: tuple[Rule, ...] = (
         "the training itself went wrong: go back before it, and look at the same rank if it is always the same",
         _AMP,
     ),
+    text_rule(
+        "numerical.metric-nan",
+        r"loss(?:: | : |:|=| = |': |\": | )(?:nan|NaN|NAN)\b(?! check)|norm(?:: | : |:|=| = |': |\": | )(?:nan|NaN|NAN)\b(?! check)",
+        Verdict.NUMERICAL,
+        Strength.CAUSE,
+        0.75,
+        Blames.NOBODY,
+        "a loss or a norm is no number any more",
+        _AMP,
+    ),
     # --- the user's program -----------------------------------------------------------------------------------------
     text_rule(
         "user.ddp-contract",
@@ -300,11 +310,11 @@ PROGRAM: tuple[Rule, ...] = (
     text_rule(
         "process.bus-error",
         r"\bBus error\b|\bSIGBUS\b",
-        Verdict.UNKNOWN,
+        Verdict.OOM_HOST,
         Strength.SYMPTOM,
-        0.3,
+        0.35,
         Blames.RANK,
-        "a mapped file went away, /dev/shm is full, or memory is bad",
+        "mostly /dev/shm is full; else a mapped file went away, or memory is bad",
         _SIGNALS,
     ),
     text_rule(

@@ -206,11 +206,11 @@ SYSTEM: tuple[Rule, ...] = (
     text_rule(
         "loader.exited",
         r"DataLoader worker \(pid\(?s?\)?[\d, ()]*\)? (?:exited unexpectedly|is killed by signal)",
-        Verdict.UNKNOWN,
+        Verdict.OOM_HOST,
         Strength.SYMPTOM,
-        0.3,
+        0.35,
         Blames.RANK,
-        "a data loader process died; its own output or the kernel log says why",
+        "a data loader process died, mostly for want of memory; its own output or the kernel log says why",
         _DATA,
     ),
     text_rule(
