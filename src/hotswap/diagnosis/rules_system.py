@@ -188,9 +188,9 @@ SYSTEM: tuple[Rule, ...] = (
         r"DataLoader worker \(pid\D*\d+\) is killed by signal: Killed",
         Verdict.OOM_HOST,
         Strength.CAUSE,
-        0.7,
+        0.55,
         Blames.NODE,
-        "something killed a data loader process without its consent: nearly always the kernel, for memory",
+        "something killed a data loader process without its consent: mostly the kernel, for memory; only its log or the cgroup can prove that",
         _DATA,
     ),
     text_rule(
@@ -361,7 +361,7 @@ SYSTEM: tuple[Rule, ...] = (
     text_rule(
         "storage.checkpoint-damaged",
         r"PytorchStreamReader failed|finding central directory|could not parse ModelProto|invalid header or archive is corrupted|BadZipFile|not a zip file"
-        r"|HeaderTooLarge|InvalidHeaderDeserialization|MetadataIncompleteBuffer|Ran out of input|SafetensorError|PytorchStreamWriter failed|unexpected EOF|truncated file|CRC check failed|magic bytes not found|invalid load key|unexpected EOF, expected"
+        r"|HeaderTooLarge|InvalidHeaderDeserialization|MetadataIncompleteBuffer|Ran out of input|SafetensorError|PytorchStreamWriter failed|[Uu]nexpected (?:EOF|end of (?:file|data|stream|archive))|truncated file|CRC check failed|magic bytes not found|invalid load key"
         r"|corrupted? checkpoint|[Cc]heckpoint .{0,40}(?:is corrupt|incomplete|truncated)|unexpected pos \d+ vs",
         Verdict.STORAGE,
         Strength.CAUSE,
