@@ -11,6 +11,8 @@ import signal
 from collections.abc import Callable
 
 from hotswap.diagnosis.exceptions import family
+from hotswap.diagnosis.find import GRAM, Finder
+from hotswap.diagnosis.literals import required_literals
 from hotswap.diagnosis.model import Value
 from hotswap.diagnosis.words import topic
 
@@ -427,9 +429,24 @@ LINE_PATTERNS: tuple[str, ...] = tuple(
 """What a scanner must not skip. Progress and result codes are only context, and would be most of a log."""
 
 
+_ALWAYS: list[int] = []
+"""Places of decoders that no literal announces."""
+_BY_LITERAL: dict[str, list[int]] = {}
+for _place, (_pattern, _) in enumerate(_DECODERS):
+    _needed = required_literals(_pattern.pattern)
+    if not _needed or min(map(len, _needed)) < GRAM:
+        _ALWAYS.append(_place)
+    else:
+        for _literal in _needed:
+            _BY_LITERAL.setdefault(_literal, []).append(_place)
+_FINDER = Finder(_BY_LITERAL)
+
+
 def decode(text: str) -> tuple[str, Facts]:
     """The kind of fact in *text* and its fields; ``("line", {})`` if it is only text."""
-    for pattern, decoder in _DECODERS:
+    tried = set(_ALWAYS).union(*(_BY_LITERAL[literal] for literal in _FINDER.within(text)))
+    for place in sorted(tried):
+        pattern, decoder = _DECODERS[place]
         if (match := pattern.search(text)) and (decoded := decoder(match)):
             return decoded
     if (match := _QUALIFIED.match(text)) and (decoded := _exception(match)):

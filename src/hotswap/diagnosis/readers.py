@@ -135,7 +135,7 @@ class Reader:
         tail = _Tail(head, stream)
         last = -1
         for offset, line in self.scanner.lines(cast(BinaryIO, tail)):
-            last = offset
+            last = max(last, offset)  # A sample of a flood comes after its block.
             yield offset, line
         start, content = tail.end()
         for offset, line in _all_lines(content, start):
