@@ -203,8 +203,10 @@ def _slurm_job(match: re.Match[str]) -> tuple[str, Facts] | None:
     facts: Facts = {"state": state}
     if match["signal"]:
         facts |= {"code": int(match["code"]), "signal": int(match["signal"])}
-    if reason := re.search(r"Reason=(\w+)", match.string):
+    if reason := re.search(r"Reason=(\w+)(?::(\d+))?", match.string):
         facts["reason"] = reason[1]
+        if reason[1] == "RaisedSignal" and reason[2]:
+            facts["signal"] = int(reason[2])
     return ("slurm_job", facts) if state != "COMPLETED" else None
 
 

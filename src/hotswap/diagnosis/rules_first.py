@@ -78,10 +78,17 @@ FIRST: tuple[Rule, ...] = (
     # --- schedulers -------------------------------------------------------------------------------------------------
     text_rule(
         "slurm.node-reason",
-        r"Node unexpectedly rebooted|reboot timed out|Low TmpDisk|Duplicate jobid|batch job complete failure|[Ee]pilog error"
+        r"Node unexpectedly re|Not responding +\w+ +\d{4}-|reboot timed out|Low TmpDisk|Duplicate jobid|batch job complete failure|[Ee]pilog error"
         r"|\b(?:down|drain|drng|fail)\*? .*Not responding|Reason=(?:NHC|Not responding)|ealth ?check failed",
         Verdict.NODE_FAULT, Strength.PROOF, 0.85, Blames.NODE,
         "the reason for which the scheduler took the node out of service", _SLURM_NODE,
+    ),
+    text_rule(
+        "slurm.node-down",
+        r"\bState=(?:DOWN|FAIL|ERROR|UNKNOWN|NOT_RESPONDING|POWERED_DOWN)|\bState=[A-Z+]{0,30}\+(?:DRAIN|FAIL|NOT_RESPONDING|DOWN)"
+        r"|(?:up|down|drain|inact) +\S+ +\d+ +(?:down|fail|error)\*? ",
+        Verdict.NODE_FAULT, Strength.CAUSE, 0.7, Blames.NODE,
+        "the scheduler lists the node as down or taken out; its reason says whether that is a fault or maintenance", _SLURM_NODE,
     ),
     text_rule(
         "slurm.node-description", r"Node configuration differs from hardware|gres\.conf",
