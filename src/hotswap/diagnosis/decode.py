@@ -119,6 +119,11 @@ def _nccl_result(match: re.Match[str]) -> tuple[str, Facts] | None:
     return "nccl_result", {"code": int(match[1])}
 
 
+def _store_barrier(match: re.Match[str]) -> tuple[str, Facts] | None:
+    size, came = int(match[1]), int(match[2])
+    return "store_barrier", {"size": size, "came": came, "too_many": came > size}
+
+
 def _hccl_waits(match: re.Match[str]) -> tuple[str, Facts] | None:
     return "hccl_wait", {"missing": match[1]}
 
@@ -326,6 +331,7 @@ _DECODERS: tuple[tuple[re.Pattern[str], Decoder], ...] = (
         re.compile(r"Got completion from peer ([\w.:]+?)(?:<\d+>)? with (?:status=|error )(?:IBV_\w+\()?(\d+)"),
         _ib_completion,
     ),
+    (re.compile(r"store.based.barrier.*\(world_size=(\d+), worker_count=(\d+)"), _store_barrier),
     (re.compile(r"EI0002.*remote rank: ?\[(\d{1,6})\]"), _hccl_waits),
     (re.compile(r"missing ranks: ?([\d, ]+)\]"), _missing_ranks),
     (

@@ -270,6 +270,16 @@ def _job_rules() -> tuple[Rule, ...]:
             "a peer closed the connection or vanished", _NCCL_CODES,
         ),
         _row(
+            "rdzv.too-many", "store_barrier", {"too_many": True}, Verdict.USER_ERROR, Strength.SYMPTOM, 0.5, Blames.CODE,
+            "more processes came to the rendezvous than belong to the job: launched twice, or a store of an earlier run",
+            "https://docs.pytorch.org/docs/stable/elastic/rendezvous.html",
+        ),
+        _row(
+            "rdzv.too-few", "store_barrier", {}, Verdict.UNKNOWN, Strength.ECHO, 0.2, Blames.PEER,
+            "some processes did not come to the rendezvous; they know why",
+            "https://docs.pytorch.org/docs/stable/elastic/rendezvous.html",
+        ),
+        _row(
             "horovod.missing", "stall", {}, Verdict.UNKNOWN, Strength.ECHO, 0.3, Blames.PEER,
             "the ranks that are named did not come to a collective", "https://github.com/horovod/horovod/issues/1442",
         ),

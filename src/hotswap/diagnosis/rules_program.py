@@ -144,11 +144,11 @@ ACCELERATORS: tuple[Rule, ...] = (
     text_rule(
         "cudnn.unclear",
         r"CUDNN_STATUS_(?:NOT_INITIALIZED|INTERNAL_ERROR|ALLOC_FAILED)|CUBLAS_STATUS_(?:NOT_INITIALIZED|INTERNAL_ERROR)",
-        Verdict.UNKNOWN,
+        Verdict.OOM_GPU,
         Strength.SYMPTOM,
-        0.3,
+        0.4,
         Blames.RANK,
-        "the library could not start: often memory that ran out, sometimes the driver",
+        "the library could not start: mostly memory that ran out, sometimes the driver or the program",
         _CUBLAS,
     ),
     text_rule(
