@@ -110,7 +110,7 @@ FIRST: tuple[Rule, ...] = (
     ),
     text_rule(
         "cloud.notice",
-        r"this job is preempted|[Pp]reemption notice|Requeued job \d|TerminateScheduled|instance-action|[Mm]aintenance event"
+        r"this job is (?:preempted|timed-out)|[Pp]reemption notice|Requeued job \d|TerminateScheduled|instance-action|[Mm]aintenance event"
         r"|\"EventType\": ?\"(?:Preempt|Terminate|Reboot|Redeploy)|preempted by|(?:was|is|been|got) preempted\b(?!,)"
         r"|marked for (?:preemption|reclaim)|Preempted by|drained for maintenance|[Ee]victing pod",
         Verdict.PREEMPTION, Strength.CAUSE, 0.9, Blames.NOBODY,

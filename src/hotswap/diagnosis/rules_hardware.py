@@ -296,7 +296,7 @@ HARDWARE: tuple[Rule, ...] = (
     ),
     text_rule(
         "nic.firmware-fatal",
-        r"mlx5_core.{0,120}(?:health compromised|health issue|firmware fatal|fatal_?error|enter error state|miss count|FW fatal)"
+        r"mlx5_core.{0,120}(?:health compromised|health issue|health_care|handling bad device|firmware fatal|fatal_?error|enter error state|miss count|FW fatal)"
         r"|IBV_EVENT_DEVICE_FATAL|[Aa]sync\w* (?:fatal )?event.{0,40}device fatal|Cable unplugged|Cable error|NET/IB.{0,80}fatal async event.{0,40}device",
         Verdict.NODE_FAULT,
         Strength.PROOF,

@@ -258,7 +258,7 @@ NETWORK: tuple[Rule, ...] = (
     ),
     text_rule(
         "nccl.remote-or-system",
-        r"ncclSystemError|Test (?:NCCL|CUDA) failure|NCCL communicator was aborted|terminate called after throwing(?!.*bad_alloc)|Aborted \(core dumped\)|Horovod has been shut down|lost communication with a remote daemon|ncclInternalError|unhandled system error|unhandled cuda error|internal error - please report",
+        r"ncclSystemError|Test (?:NCCL|CUDA) failure|NCCL communicator was aborted|terminate called after throwing an instance of '(?:c10|at|torch|gloo|nccl|std::runtime_error|std::exception|std::system_error|dmlc|thrust|(?!std::)[a-z_]+::\w*[Ee]rror)|Aborted \(core dumped\)|Horovod has been shut down|lost communication with a remote daemon|ncclInternalError|unhandled system error|unhandled cuda error|internal error - please report",
         Verdict.UNKNOWN,
         Strength.ECHO,
         0.2,
@@ -268,7 +268,7 @@ NETWORK: tuple[Rule, ...] = (
     ),
     text_rule(
         "nccl.invalid-usage",
-        r"ncclInvalidUsage|ncclInvalidArgument|invalid (?:usage|argument)(?: \(run with|, NCCL|: while running replica)",
+        r"ncclInvalidUsage|ncclInvalidArgument|invalid (?:usage|argument)(?: \(run with|, NCCL|: while running replica)|NCCL [Ee]rror [45]: invalid",
         Verdict.USER_ERROR,
         Strength.SYMPTOM,
         0.55,

@@ -204,6 +204,16 @@ SYSTEM: tuple[Rule, ...] = (
         _SHM,
     ),
     text_rule(
+        "loader.crashed",
+        r"DataLoader worker \(pid\D*\d+\) is killed by signal: (?:Segmentation|Abort|Floating|Illegal)",
+        Verdict.PROCESS_FAULT,
+        Strength.SYMPTOM,
+        0.5,
+        Blames.RANK,
+        "native code in a data loader process crashed: a decoder or a damaged sample",
+        _DATA,
+    ),
+    text_rule(
         "loader.exited",
         r"DataLoader worker \(pid\(?s?\)?[\d, ()]*\)? (?:exited unexpectedly|is killed by signal)",
         Verdict.OOM_HOST,
