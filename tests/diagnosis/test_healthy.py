@@ -37,6 +37,17 @@ JobId=77 JobName=train JobState=RUNNING Reason=None Dependency=(null) Requeue=1 
         Remapping Failure Occurred        : No
         HW Thermal Slowdown               : Not Active
 process exited with status 0
+EarlyStopping: val_loss improved from inf to 0.5312
+best loss so far: inf
+fp16: gradient overflow in step 3, loss scale halved to 32768
+worker-3 is not ready yet, waiting
+retrying download of shard 7 after a time-out (attempt 1 of 5)
+NodeName=gpu-3 CoresPerSocket=64 State=ALLOCATED ThreadsPerCore=2
+gpu up 2-00:00:00 8 alloc gpu-[1-8]
+Waiting in store based barrier to initialize process group for rank: 1, key: k:1 (world_size=6, worker_count=5, timeout=0:10:00)
+checking tensors for nan every 100 steps
+/usr/lib/python3/dist-packages/numpy: RuntimeWarning: invalid value encountered in divide
+Exception ignored in: <function Pool.__del__ at 0x7f>
 """
 
 

@@ -73,6 +73,16 @@ KeyError: 'loss'"""
     assert not beside.confident
 
 
+def test_an_end_of_file_means_a_file_or_another_process() -> None:
+    frames = """Traceback (most recent call last):
+  File "{}", line 7, in load
+EOFError: Ran out of input"""
+    assert diagnose(read_text(frames.format("/env/torch/serialization.py"))).rules[0] == "storage.checkpoint-damaged"
+    elsewhere = diagnose(read_text(frames.format("/usr/lib/multiprocessing/spawn.py")))
+    assert "python.pipe-gone" in elsewhere.echo_rules
+    assert not elsewhere.confident
+
+
 def test_a_class_with_its_module_is_an_exception_without_a_traceback() -> None:
     (found,) = _exceptions("io.UnsupportedOperation: fileno")
     assert found.facts["family"] == "program"

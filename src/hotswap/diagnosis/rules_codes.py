@@ -270,6 +270,12 @@ def _job_rules() -> tuple[Rule, ...]:
             "a peer closed the connection or vanished", _NCCL_CODES,
         ),
         _row(
+            "python.pipe-gone", "exception",
+            {"type": ("EOFError", "UnpicklingError", "BrokenPipeError", "ConnectionResetError", "ConnectionRefusedError"), "pipe": True},
+            Verdict.UNKNOWN, Strength.ECHO, 0.2, Blames.RANK,
+            "a process of this program did not get what another one should have sent: that one had ended", _PYTHON,
+        ),
+        _row(
             "rdzv.too-many", "store_barrier", {"too_many": True}, Verdict.USER_ERROR, Strength.SYMPTOM, 0.5, Blames.CODE,
             "more processes came to the rendezvous than belong to the job: launched twice, or a store of an earlier run",
             "https://docs.pytorch.org/docs/stable/elastic/rendezvous.html",

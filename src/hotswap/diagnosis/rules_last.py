@@ -134,6 +134,11 @@ LAST: tuple[Rule, ...] = (
         "the object store was overloaded or had a fault of its own", _S3,
     ),
     text_rule(
+        "net.not-connected", r"Transport endpoint is not connected",
+        Verdict.TRANSIENT, Strength.SYMPTOM, 0.4, Blames.LINK,
+        "a socket lost its other end; of a file it would be said which", _ERRNO,
+    ),
+    text_rule(
         "storage.errno",
         r"Errno (?:6|19|52|61|70|74|117|123)\]|Structure needs cleaning|Communication error on send|Required key not available"
         r"|resource busy: '[^']*\.nfs",

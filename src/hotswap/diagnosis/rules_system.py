@@ -330,7 +330,7 @@ SYSTEM: tuple[Rule, ...] = (
     ),
     text_rule(
         "storage.disconnected",
-        r"Transport endpoint is not connected|Errno 107\]|Errno 112\] Host is down|Cannot send after transport endpoint shutdown|Errno 108\]",
+        r"(?:['\"]/|[Ee]rror|access|stat|open|read|write|mount|list|cd|ls|cp|mkdir)\b.{0,200}[^(]: Transport endpoint is not connected|Transport endpoint is not connected: |Errno 107\]|Errno 112\] Host is down|Cannot send after transport endpoint shutdown|Errno 108\]",
         Verdict.STORAGE,
         Strength.CAUSE,
         0.8,
@@ -340,7 +340,7 @@ SYSTEM: tuple[Rule, ...] = (
     ),
     text_rule(
         "storage.server-silent",
-        r"nfs: server \S+ not responding|NFS: server \S+ not responding|LustreError|Lustre: .{0,80}Request sent has|ceph: mds\d+ (?:hung|caps stale)|Lustre: .{0,80}(?:evicted|[Cc]onnection .{0,20}lost)",
+        r"(?:nfs|NFS):? server .{1,80}not {1,2}responding|LustreError|Lustre: .{0,80}Request sent has|ceph: mds\d+ (?:hung|caps stale)|Lustre: .{0,80}(?:evicted|[Cc]onnection .{0,20}lost)",
         Verdict.STORAGE,
         Strength.SYMPTOM,
         0.65,

@@ -6,6 +6,7 @@ A single line cannot tell ``BadChunk: 17`` from a log message. After the frames 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from hotswap.diagnosis.exceptions import family
 from hotswap.diagnosis.model import Value
@@ -14,19 +15,35 @@ from hotswap.diagnosis.prefixes import Label
 STREAMS_MAX = 4096
 """Ranks whose tracebacks are followed at the same time; all are forgotten when there are more."""
 
+_PIPE = re.compile(r"File \"[^\"]*[/\\]multiprocessing[/\\][^\"]*\", line \d+")
+"""A frame of the library that passes objects between processes."""
 _FRAME = re.compile(r"File \"[^\"]*\", line \d+|Traceback \(most recent call last\)")
 _THREAD = re.compile(r"Exception in thread \S")
 _LAST = re.compile(r"((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?:: (.*))?$")
 
-_OUTSIDE, _THREAD_SAID, _FRAMES, _THREAD_FRAMES = range(4)
+
+@dataclass(frozen=True)
+class _State:
+    """Where a stream is: within frames or not, of a thread beside the program or not, and what the innermost frame was."""
+
+    inside: bool = False
+    thread: bool = False
+    pipe: bool = False
+
+
+_OUTSIDE = _State()
 
 
 class Tracebacks:
-    """One for each source; :meth:`follow` is given every line in order."""
+    """One for each source; :meth:`follow` is given every line in order.
+
+    Adds to the fields of an exception: ``background``, if it ended a thread beside the program, and ``pipe``, if it came from
+    reading what another process should have sent.
+    """
 
     def __init__(self) -> None:
         """Starts outside any traceback."""
-        self._states: dict[tuple[object, ...], int] = {}
+        self._states: dict[tuple[object, ...], _State] = {}
 
     def follow(self, label: Label, kind: str, facts: dict[str, Value]) -> str:
         """The kind of the line: what the decoder found, or an exception. Adds to *facts* what only the context tells."""
@@ -35,19 +52,21 @@ class Tracebacks:
         text = label.text
         after = _OUTSIDE
         if _THREAD.match(text):
-            after = _THREAD_SAID
+            after = _State(thread=True)
         elif _FRAME.search(text):
-            after = _THREAD_FRAMES if state in (_THREAD_SAID, _THREAD_FRAMES) else _FRAMES
+            after = _State(inside=True, thread=state.thread, pipe=_PIPE.search(text) is not None)
         elif label.indented:
             after = state
-        elif state in (_FRAMES, _THREAD_FRAMES):
+        elif state.inside:
             kind = _ended(text, kind, facts)
-            if state == _THREAD_FRAMES and kind == "exception":
-                facts["background"] = True
+            if kind == "exception":
+                facts.update(
+                    {name: True for name, holds in (("background", state.thread), ("pipe", state.pipe)) if holds}
+                )
         self._remember(key, after)
         return kind
 
-    def _remember(self, key: tuple[object, ...], state: int) -> None:
+    def _remember(self, key: tuple[object, ...], state: _State) -> None:
         if state == _OUTSIDE:
             self._states.pop(key, None)
             return
