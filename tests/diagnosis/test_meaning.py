@@ -22,6 +22,9 @@ from hotswap.diagnosis.readers import read_text
         ("RuntimeError", "node tpu-7 is not ready", "hardware"),
         ("OSError", "timed out trying to reach depot.local", "network"),
         ("InternalServerError", "please try again", "network"),
+        ("RuntimeError", "sample 6: transfer not completed, 12 of 90 bytes", "network"),
+        ("RuntimeError", "sample 6 failed: <ClientPayloadError: 9 bytes short>", "network"),
+        ("RuntimeError", "sample 6 failed with KeyError in the loader", "program"),
         ("RuntimeError", "failed to connect to rank 3", "echo"),
         ("RuntimeError", "timed out waiting for response of worker 5", "echo"),
         ("RuntimeError", "access denied for bucket b", "program"),
@@ -37,6 +40,13 @@ def test_family(name: str, message: str, expected: str) -> None:
 
 def _exceptions(text: str) -> list[Evidence]:
     return [one for one in read_text(text) if one.kind == "exception"]
+
+
+def test_a_bare_exception_counts_if_it_says_something() -> None:
+    (found,) = _exceptions("Exception: the shard list is empty")
+    assert found.facts["type"] == "Exception"
+    assert not _exceptions("Exception:")
+    assert not _exceptions("Exception in thread loader")
 
 
 def test_what_ends_a_traceback_is_an_exception_whatever_its_name() -> None:

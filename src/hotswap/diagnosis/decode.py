@@ -419,7 +419,7 @@ _DECODERS: tuple[tuple[re.Pattern[str], Decoder], ...] = (
         re.compile(
             r"(?:^|(?<=[\])|│*>:] )|(?<=Uncaught )|(?<= - ))(?:[\w.]+\.)?_?"
             r"([A-Z]\w*(?:Error|Exception|Interrupt|Exit|Timeout|OutOfResources|Unavailable|Invalid|Requests|Expired|ProcessPool"
-            r"|BadZipFile)|[a-z]\w+\.[eE]rror|std::\w+_error)"
+            r"|BadZipFile)|Exception(?=: ?\S)|[a-z]\w+\.[eE]rror|std::\w+_error)"
             r"(?:\(([A-Z]\w*(?:Error|Exception))\))?(?:: ?(.*))?$"
         ),
         _exception,

@@ -97,6 +97,7 @@ _JUDGES = ("ValueError", "AssertionError")
 """With these the program complains about what it was given; talk of a device in them is talk of a setting."""
 _NUMBERS = re.compile(r"\b(?:NaN|nan|inf(?:inity)?|non-finite)\b")
 _ERRNO = re.compile(r"\[Errno \d+\]")
+_NAMED_INSIDE = re.compile(r"\b([A-Z]\w+(?:Error|Exception))\b")
 
 
 def family(name: str, message: str) -> str:
@@ -109,6 +110,11 @@ def family(name: str, message: str) -> str:
         if meant != "refused" and not (meant == "hardware" and name in _JUDGES):
             return meant
         found = "program" if found in ("other", "system", "network") else found
+    elif (
+        _NEUTRAL.match(name) and name not in _JUDGES
+    ):  # Libraries put what they caught into the text of what they raise.
+        inside = (_KNOWN[inner] for inner in _NAMED_INSIDE.findall(message) if inner in _KNOWN)
+        found = next(inside, found)
     if found == "system":
         return "storage" if _ERRNO.search(message) else "program" if message else "other"
     if found == "other" and _WAITED.search(message):

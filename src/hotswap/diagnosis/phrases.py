@@ -65,6 +65,7 @@ _SAID: tuple[tuple[str, re.Pattern[str]], ...] = (
             r"[Tt]imed? ?out (?:trying|while|when|connecting|waiting for (?:a )?(?:response|reply|server|connection)|after \d+\w* (?:while|trying))|[Rr]ead timed out|[Cc]onnection timed out"
             r"|[Rr]equest(?:ed)? (?:has )?timed? ?out|(?:[Uu]nable|[Ff]ailed) to (?:connect|reach|resolve|contact|establish)|(?:[Cc]ould(?: not|n't)|[Cc]an(?:no|')t) (?:connect|resolve|reach|contact|communicate)"
             r"|[Tt]emporar(?:y|ily)|[Tt]ry again|[Tt]oo many requests|[Rr]ate ?limit|[Ss]ervice (?:is )?(?:[Uu]navailable|busy)|[Bb]ad [Gg]ateway|[Ii]nternal (?:[Ss]erver )?[Ee]rror"
+            r"|[Cc]onnection (?:was )?(?:reset|aborted|closed|dropped|broken|lost)|(?:payload|transfer|response|body) (?:is |was )?(?:not completed|incomplete)|violation of protocol|record layer"
             r"|[Rr]emote end closed|[Nn]ame resolution|[Mm]ax retries|[Dd]ownload (?:failed|error|was interrupted)|(?:[Ff]ailed|[Uu]nable) to (?:download|fetch|upload)|[Ss]erver (?:error|disconnected|is busy|overloaded)"
         ),
     ),

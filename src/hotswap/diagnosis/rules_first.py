@@ -260,6 +260,12 @@ FIRST: tuple[Rule, ...] = (
         "native code of the program could not be compiled here: toolkit, headers or compiler are missing or do not fit", _BUILD,
     ),
     text_rule(
+        "user.no-switches", r"NV_WARN_NOTHING_TO_DO",
+        Verdict.USER_ERROR, Strength.CAUSE, 0.7, Blames.CODE,
+        "a fabric manager was started on a machine that has no NVSwitches to manage",
+        "https://docs.nvidia.com/datacenter/tesla/pdf/fabric-manager-user-guide.pdf",
+    ),
+    text_rule(
         "hip.no-binary",
         r"hipErrorNoBinaryForGpu|hipErrorInvalidDeviceFunction|hipErrorSharedObject|hipErrorInvalidKernelFile|CUDA_ERROR_NO_BINARY_FOR_GPU"
         r"|HSA_STATUS_ERROR_INVALID_ISA",

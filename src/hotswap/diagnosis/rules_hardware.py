@@ -140,6 +140,7 @@ HARDWARE: tuple[Rule, ...] = (
         Blames.NODE,
         "without its fabric manager a node with NVSwitches cannot use NVLink, and CUDA may not start at all",
         _FABRIC,
+        ("user.no-switches",),
     ),
     text_rule(
         "gpu.nvls-mask",

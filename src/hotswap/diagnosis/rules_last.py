@@ -160,8 +160,8 @@ LAST: tuple[Rule, ...] = (
     ),
     text_rule(
         "data.damaged",
-        r"image file is truncated|cannot identify image file|broken data stream|[Cc]orrupt(?:ed)? (?:JPEG|image|record|parquet)|[Pp]remature end of"
-        r"|Not a gzipped file|incorrect header check",
+        r"image file is truncated|cannot identify image file|broken data stream|[Cc]orrupt(?:ed)? (?:JPEG|image|record|parquet)|[Pp]remature (?:frame )?end\b"
+        r"|Unexpected end of input|file end(?:s unexpectedly|ed before the end-of-stream)|Not a gzipped file|incorrect header check",
         Verdict.STORAGE, Strength.SYMPTOM, 0.55, Blames.STORAGE,
         "a file of the data set is not complete; it will be read again in every epoch", _LOADER,
     ),
