@@ -210,7 +210,7 @@ PROGRAM: tuple[Rule, ...] = (
         "numerical.nan",
         r"[Ff]ound (?:NaN|[Nn]an|Inf)|(?:NaN|nan|Inf)s?(?: or \w+)?(?: detected| encountered| found in| in loss| in grad| in local)"
         r"|returned nan values|is non-finite|probability tensor contains|Input contains (?:NaN|infinity)|became (?:NaN|nan)\b|loss scale (?:is )?already at minimum|[Mm]inimum loss scale reached|loss scale is (?:0\b|zero|too small)|[Ll]oss is (?:NaN|nan|inf)"
-        r"|number of nan iterations: +[1-9]|(?:[lL]oss|LOSS|[nN]orm)['\"]?(?:: |=)(?:nan|NaN|NAN|inf)\b|[Nn]on-finite (?:loss|grad)|loss scale to (?:0\.0|\d(?:\.\d+)?e-)|loss exploded|exploding gradient"
+        r"|number of nan iterations: +[1-9]|(?:loss|norm)['\"]?(?:: |=)(?:nan|NaN|NAN|inf)\b|(?:Loss|LOSS|Norm)(?:: |=| = )(?:nan|NaN)\b|[Nn]on-finite (?:loss|grad)|loss scale to (?:0\.0|\d(?:\.\d+)?e-)|loss exploded|exploding gradient"
         r"|[Ll]oss spike|[Ll]oss diverged|Unexpected result (?:nan|inf)",
         Verdict.NUMERICAL,
         Strength.CAUSE,
@@ -221,7 +221,7 @@ PROGRAM: tuple[Rule, ...] = (
     ),
     text_rule(
         "numerical.metric-nan",
-        r"(?:[lL]oss|LOSS)(?:: | : |:|=| = |': |\": | )(?:nan|NaN|NAN)\b(?! check)|[nN]orm(?:: | : |:|=| = |': |\": | )(?:nan|NaN|NAN)\b(?! check)",
+        r"loss(?:: | : |:|=| = |': |\": | )(?:nan|NaN|NAN)\b(?! check)|norm(?:: | : |:|=| = |': |\": | )(?:nan|NaN|NAN)\b(?! check)",
         Verdict.NUMERICAL,
         Strength.CAUSE,
         0.75,
