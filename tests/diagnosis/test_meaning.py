@@ -14,6 +14,8 @@ from hotswap.diagnosis.readers import read_text
     [
         ("RuntimeError", "training diverged after step 7", "numbers"),
         ("Exception", "grad norm is nan", "numbers"),
+        ("RuntimeError", "Loss was NaN in 3 steps on end", "numbers"),
+        ("RuntimeError", "nans in the values of layer 7", "numbers"),
         ("RuntimeError", "the device has not enough memory: OOM on GPU 3", "device-memory"),
         ("RuntimeError", "out of host memory while reading shard 4", "memory"),
         ("OSError", "shard 12 appears to be truncated", "storage"),

@@ -15,9 +15,9 @@ _SAID: tuple[tuple[str, re.Pattern[str]], ...] = (
     (
         "numbers",
         re.compile(
-            r"\b(?:loss|grad\w*|norm|weights?|outputs?|logits|tensor|values?|activations?|parameters?)\b.{0,40}\b(?:is|are|was|were|became|contains?|has|have|had|of"
+            r"\b(?i:loss|grad\w*|norm|weights?|outputs?|logits|tensor|values?|activations?|parameters?)\b.{0,40}\b(?:is|are|was|were|became|contains?|has|have|had|of"
             r"|=)\W{0,3}(?:\w+ ){0,2}(?:NaN|nan|Nan|inf|Inf|infinite|non-?finite)s?\b"
-            r"|\b(?:NaN|Nan|nan|[Nn]on-?finite|[Ii]nfinite|Infs?) (?:\w+ ){0,2}(?:loss|grad\w*|values?|outputs?|weights?|found|detected|encountered|in)\b"
+            r"|\b(?:NaNs?|Nans?|nans?|[Nn]on-?finite|[Ii]nfinite|Infs?) (?:\w+ ){0,2}(?:loss|grad\w*|values?|outputs?|weights?|found|detected|encountered|in)\b"
             r"|training (?:has )?diverged|loss (?:has )?(?:diverged|exploded)|gradient explosion|division by zero.*scale"
         ),
     ),

@@ -216,7 +216,7 @@ def _link_rules() -> tuple[Rule, ...]:
             "the two ends disagree about the size of a message", _WC,
         ),
         _row(
-            "ib.protection", "ib_completion", {"status": 4}, Verdict.USER_ERROR, Strength.SYMPTOM, 0.6, Blames.NODE,
+            "ib.protection", "ib_completion", {"status": 4}, Verdict.USER_ERROR, Strength.SYMPTOM, 0.55, Blames.NODE,
             "memory that the adapter may not touch: peer memory or access control of PCIe is set up wrongly", _WC,
         ),
         _row(
