@@ -148,7 +148,8 @@ class Job:
         free = [node for node in self.roster if node not in places.values()]
         fills = {**self.roster.fill(free, self.current, dead=dead, hurt=hurt), **back}
         self.left.update({p: places[p] for p in hurt if p in fills and p not in self.left})
-        unheld = self._new_processes({*lost, *self.finished, *(s for p in fills for s in self.current.slots_at(p))})
+        moving = {slot for position in fills for slot in self.current.slots_at(position)}
+        unheld = self._new_processes({*lost, *self.finished}) | moving
         self.leave(now)
         self._replace(fills)
         self.fence(unheld, cause, now)
