@@ -98,9 +98,19 @@ FIRST: tuple[Rule, ...] = (
     text_rule(
         "kube.node-broken",
         r"KubeletNotReady|Kubelet stopped posting node status|PLEG is not healthy|container runtime is down|KernelDeadlock"
-        r"|ReadonlyFilesystem|UnexpectedAdmissionError|NodeStatusUnknown",
+        r"|ReadonlyFilesystem|NodeStatusUnknown",
         Verdict.NODE_FAULT, Strength.PROOF, 0.8, Blames.NODE,
         "the node reports a condition in which it cannot run the pod", _KUBE_NODE,
+    ),
+    text_rule(
+        "kube.not-admitted", r"UnexpectedAdmissionError|Allocate failed due to requested",
+        Verdict.NODE_FAULT, Strength.SYMPTOM, 0.55, Blames.NODE,
+        "the node has fewer devices than the scheduler counted on: one has failed, or their plugin was just starting again", _KUBE_NODE,
+    ),
+    text_rule(
+        "kube.monitored", r"\w{3}IsNotHealthy\b|Recommended ?Action[=:] ?\W?(?:RESTART_BM|RESTART_VM|REPLACE_VM|CONTACT_SUPPORT)",
+        Verdict.NODE_FAULT, Strength.CAUSE, 0.7, Blames.NODE,
+        "a monitor of the node's hardware found it broken", "https://github.com/NVIDIA/NVSentinel",
     ),
     text_rule(
         "kube.no-room", r"FailedScheduling|\d nodes are available|Insufficient (?:nvidia\.com/gpu|memory|cpu)|Unschedulable",

@@ -126,7 +126,7 @@ NETWORK: tuple[Rule, ...] = (
         r"RendezvousConnectionError|connection to the C10d store has failed",
         Verdict.USER_ERROR,
         Strength.SYMPTOM,
-        0.65,
+        0.55,
         Blames.CODE,
         "the rendezvous endpoint cannot be reached from here before any worker started",
         _RDZV,
