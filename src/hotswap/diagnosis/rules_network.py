@@ -63,7 +63,7 @@ NETWORK: tuple[Rule, ...] = (
         r"No route to host|Network is unreachable",
         Verdict.USER_ERROR,
         Strength.SYMPTOM,
-        0.7,
+        0.55,
         Blames.PEER,
         "there is no way to the peer: wrong interface or a firewall when the job starts, a dead node when it ran",
         _NCCL_ENV,
