@@ -132,6 +132,7 @@ class Scenario:
             acked={int(slot): int(step) for slot, step in re.findall(r"(\d+)@(\d+)", values.get("acked", ""))},
             lost=tuple(numbers(values.get("lost", ""))),
             finished=tuple(numbers(values.get("finished", ""))),
+            peers={int(a): (int(b),) for a, b in re.findall(r"(\d+):(\d+)", values.get("peers", ""))},
         )
 
     def _builds(
@@ -230,7 +231,7 @@ class Scenario:
         self, node: NodeId, generation: Generation, plain: list[str], values: dict[str, str]
     ) -> Iterator[m.FromAgent]:
         for slot, step in re.findall(r"(\d+)@(\d+)", " ".join(plain)):
-            yield m.CheckpointShard(slot=int(slot), step=int(step))
+            yield m.CheckpointShard(slot=int(slot), step=int(step), generation=generation)
 
     def _raises(
         self, node: NodeId, generation: Generation, plain: list[str], values: dict[str, str]

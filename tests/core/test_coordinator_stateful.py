@@ -235,9 +235,11 @@ class Interleavings(RuleBasedStateMachine):
         self.handle(FromNode(node=node, message=kind(slot=slot, generation=generation)))
 
     @precondition(lambda self: self.connected)
-    @rule(number=PICK, slot=st.sampled_from(SLOTS), step=STEPS)
-    def write_checkpoint(self, number: int, slot: int, step: int) -> None:
-        self.handle(FromNode(node=self.pick(number), message=m.CheckpointShard(slot=slot, step=step)))
+    @rule(number=PICK, slot=st.sampled_from(SLOTS), step=STEPS, age=st.integers(0, 2))
+    def write_checkpoint(self, number: int, slot: int, step: int, age: int) -> None:
+        generation = max(0, self.agents[self.pick(number)].generation - age)
+        shard = m.CheckpointShard(slot=slot, step=step, generation=generation)
+        self.handle(FromNode(node=self.pick(number), message=shard))
 
     @rule(kind=st.sampled_from([m.Heartbeat, m.WorkerBuilt]))
     def hear_a_stranger(self, kind: Any) -> None:

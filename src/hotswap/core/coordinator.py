@@ -160,8 +160,7 @@ class Coordinator:
         job.detector.heard(node, now)
         if message.protected:
             job.protect()
-        for built in message.built:
-            job.peers[built.slot] = built.peers
+        job.peers.update(message.peers)
         if job.running:
             self._welcome(node, message, now)
             return
@@ -194,8 +193,12 @@ class Coordinator:
             self._recollecting_since = now
 
     def _take_over_if_complete(self, now: float) -> None:
-        if all(member in self.job.roster for member in self.job.current.places):
+        # A later generation that was planned may have trained: it is waited for, though nobody has spoken of it yet.
+        if not self._is_superseded() and all(member in self.job.roster for member in self.job.current.places):
             self._take_over(now)
+
+    def _is_superseded(self) -> bool:
+        return self.job.current.generation < self.job.planned_generation
 
     def _take_over(self, now: float) -> None:
         """Every member is heard or given up: go on training if nothing happened meanwhile, else recover."""
@@ -209,7 +212,8 @@ class Coordinator:
             (n.register.generation, n.register.places) == (current.generation, current.places) for n in members
         )
         lost = {slot for member in members for slot in member.lost}
-        if len(members) < len(current.places) or not agreed or lost or not all(n.register.training for n in members):
+        training = agreed and not self._is_superseded() and all(n.register.training for n in members)
+        if len(members) < len(current.places) or lost or not training:
             job.recover("the coordinator restarted", now, lost)
             return
         job.started = True
@@ -419,8 +423,14 @@ class Coordinator:
 
     def _on_shard(self, node: NodeId, message: m.CheckpointShard, now: float) -> None:
         job = self.job
-        if message.slot in job.current.slots_of(node) and job.shards.add(message.step, message.slot, job.current.slots):
-            job.send(node, m.CommitCheckpoint(step=message.step, slots=len(job.current.slots)))
+        valid_to = job.history.valid_to(message.generation)
+        # It may have been written, or be on its way, when a plan went back behind it: then it is of an undone future.
+        undone = valid_to is not None and message.step > valid_to
+        if undone or message.slot not in job.current.slots_of(node):
+            return
+        shards = job.shards.add(message.step, message.slot, message.generation, job.current.slots)
+        if shards is not None:
+            job.send(node, m.CommitCheckpoint(step=message.step, generations=shards))
 
     def _on_checkpoint_committed(self, node: NodeId, message: m.CheckpointCommitted, now: float) -> None:
         self.job.record("checkpoint_written", {"step": message.step})

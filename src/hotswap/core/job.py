@@ -43,6 +43,7 @@ class Job:
         self.roster = Roster(limits.width)
         self.detector = SilenceDetector(limits.detection_budget_s)
         self.history = History()
+        self.planned_generation = max((generation for generation, _ in past.plans), default=0)
         for generation, step in past.plans:
             self.history.planned(generation, step)
         self.shards = Shards()
@@ -211,7 +212,7 @@ class Job:
         """Plan once the answers suffice. Before anything is given up as lost, everyone is heard."""
         if any(node not in self.attempt.fenced for node in self.current.places):
             return
-        ledger = self.attempt.ledger(self.current, self.peers)
+        ledger = self._ledger()
         self.started = self.started or ledger.trained()
         for (slot, step, node), count in self.failures.items():
             if count >= FAILURES_MAX:
@@ -225,10 +226,19 @@ class Job:
             return
         choice = choice or self._without_memory(self.attempt)
         if choice is None:
+            # Better to ask again who has failed twice than nobody. How often is bounded as for all recoveries.
+            ledger = self._ledger()
+            choice = resume.choose(self.current.slots, ledger)
+        if choice is None:
             self.stop(EXIT_REQUEUE, NO_STATE_LEFT)
             return
         self._announce(self.attempt, ledger, choice)
         self.enter(Phase.REBUILDING, now)
+
+    def _ledger(self) -> resume.Ledger:
+        return self.attempt.ledger(
+            self.current, self.peers, lambda node: self.history.valid_to(self.roster[node].knows)
+        )
 
     def _without_memory(self, recovery: Recovery) -> resume.Resume | None:
         """The newest durable checkpoint; the very beginning if the job never got anywhere."""
@@ -331,6 +341,9 @@ class Job:
         self.record("node_lost", {"node": node, "role": self.role(node).value, "reason": reason})
         self.roster.drop(node)
         self.detector.forget(node)
+        if self.recovery is not None:
+            # What it has said it holds cannot be had any more.
+            self.recovery.fenced.pop(node, None)
 
     def evict(self, node: NodeId, reason: str) -> None:
         """Give up a node that is still connected: it gets nothing more to do in this job."""

@@ -13,7 +13,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -66,21 +66,24 @@ def slot_directory(directory: Path, step: int, slot: int) -> Path:
     return step_directory(directory, step) / f"slot-{slot:04d}"
 
 
-def commit(directory: Path, step: int, slots: int) -> None:
-    """Make ``step`` count, now that all ``slots`` folders are there.
+def commit(directory: Path, step: int, generations: Mapping[int, int]) -> None:
+    """Make ``step`` count, now that the folders of all slots are there, each of the generation that is given for it.
 
-    UsageError if one is missing or incomplete, OSError if the disk refuses; then the step does not count.
+    UsageError if one is missing or incomplete, IntegrityError if one is of another generation (a node that was given up
+    may still write), OSError if the disk refuses; then the step does not count.
     """
     folder = step_directory(Path(directory), step)
     records = {}
-    for slot in range(slots):
+    for slot, generation in sorted(generations.items()):
         path = slot_directory(Path(directory), step, slot)
         if not (path / SLOT_FILE).is_file():
             raise UsageError(
                 f"the checkpoint of step {step} lacks slot {slot} ({path}): wait until every slot is written"
             )
         text = (path / SLOT_FILE).read_bytes()
-        _require_complete(path, text)
+        record = _require_complete(path, text)
+        if record.generation != generation:
+            raise IntegrityError(f"{path} is of generation {record.generation}, not {generation}: it was undone")
         records[str(slot)] = hashlib.sha256(text).hexdigest()
     manifest = {"format": _FORMAT, "step": step, "slots": records}
     write_file(folder / MANIFEST_FILE, json.dumps(manifest, indent=1, sort_keys=True).encode())
