@@ -194,11 +194,8 @@ class Coordinator:
 
     def _take_over_if_complete(self, now: float) -> None:
         # A later generation that was planned may have trained: it is waited for, though nobody has spoken of it yet.
-        if not self._is_superseded() and all(member in self.job.roster for member in self.job.current.places):
+        if not self.job.superseded and all(member in self.job.roster for member in self.job.current.places):
             self._take_over(now)
-
-    def _is_superseded(self) -> bool:
-        return self.job.current.generation < self.job.planned_generation
 
     def _take_over(self, now: float) -> None:
         """Every member is heard or given up: go on training if nothing happened meanwhile, else recover."""
@@ -212,7 +209,7 @@ class Coordinator:
             (n.register.generation, n.register.places) == (current.generation, current.places) for n in members
         )
         lost = {slot for member in members for slot in member.lost}
-        training = agreed and not self._is_superseded() and all(n.register.training for n in members)
+        training = agreed and not job.superseded and all(n.register.training for n in members)
         if len(members) < len(current.places) or lost or not training:
             job.recover("the coordinator restarted", now, lost)
             return
@@ -424,10 +421,8 @@ class Coordinator:
     def _on_shard(self, node: NodeId, message: m.CheckpointShard, now: float) -> None:
         job = self.job
         valid_to = job.history.valid_to(message.generation)
-        # It may have been written, or be on its way, when a plan went back behind it: then it is of an undone future.
-        undone = valid_to is not None and message.step > valid_to
-        if undone or message.slot not in job.current.slots_of(node):
-            return
+        if message.slot not in job.current.slots_of(node) or (valid_to is not None and message.step > valid_to):
+            return  # Not this node's any more, or of a future that was undone while it was written.
         shards = job.shards.add(message.step, message.slot, message.generation, job.current.slots)
         if shards is not None:
             job.send(node, m.CommitCheckpoint(step=message.step, generations=shards))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hotswap.core import messages as m
@@ -47,22 +47,13 @@ class Recovery:
         """From the first sign of the loss, in milliseconds."""
         return round(1000 * (now - self.started_at), 3)
 
-    def ledger(
-        self,
-        membership: Membership,
-        peers: Mapping[Slot, tuple[Slot, ...]],
-        valid_to: Callable[[NodeId], Step | None],
-    ) -> resume.Ledger:
-        """Who holds what. What a node says of a slot that it doesn't have in this generation is not about this job's state.
-
-        *valid_to*: newest step that counts on a node. It has dropped what memory held beyond it; its workers may stand there.
-        """
+    def ledger(self, membership: Membership, peers: Mapping[Slot, tuple[Slot, ...]]) -> resume.Ledger:
+        """Who holds what. What a node's workers are said to have of a slot that it doesn't have now is not about this job."""
         ledger = resume.Ledger(peers=resume.both_ways(peers))
         for node, report in self.fenced.items():
-            hosted, newest = set(membership.slots_of(node)) - self.lost, valid_to(node)
-            ledger.add(node, report.held, membership.slots_of(node))
-            workers = [w for w in report.workers if w.slot in hosted and (newest is None or w.step <= newest)]
-            ledger.live.update({worker.slot: worker for worker in workers})
+            hosted = membership.slots_of(node)
+            ledger.add(node, report.held, hosted)
+            ledger.live.update({w.slot: w for w in report.workers if w.slot in hosted and w.slot not in self.lost})
         return ledger
 
     def keep(self, membership: Membership) -> frozenset[str]:

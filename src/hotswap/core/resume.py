@@ -29,12 +29,15 @@ class Ledger:
     peers: dict[Slot, tuple[Slot, ...]] = field(default_factory=dict)
 
     def add(self, node: NodeId, held: Sequence[Held], hosted: Sequence[Slot]) -> None:
-        """Enter one node's inventory; own snapshots count only for slots the node has (*hosted*) in this generation."""
+        """Enter one node's inventory; *hosted* are the slots that it has in this generation.
+
+        Own snapshots from when it had other slots, in a generation before, are as good as replicas of those.
+        """
         for item in held:
-            if item.kind is HeldKind.REPLICA:
-                self.replicas.setdefault(item.slot, {}).setdefault(item.step, {})[node] = item
-            elif item.slot in hosted:
+            if item.kind is HeldKind.OWN and item.slot in hosted:
                 self.own.setdefault(item.slot, {})[item.step] = (node, item)
+            else:
+                self.replicas.setdefault(item.slot, {}).setdefault(item.step, {})[node] = item
 
     def steps(self) -> list[Step]:
         """Every step that anything is held for, newest first."""

@@ -18,6 +18,7 @@ from hotswap.errors import UsageError
 from hotswap.launch.console import Console
 from hotswap.launch.options import DEFAULT_RESPAWNS, Options
 from hotswap.launch.place import checked_name
+from hotswap.node import gpus
 from hotswap.wire.auth import TOKEN_BYTES_MIN
 
 HONOURED = frozenset(
@@ -74,6 +75,13 @@ def parser() -> argparse.ArgumentParser:
         "--spare-positions", type=int, default=1, help="for how many nodes' places a spare keeps built workers"
     )
     group.add_argument(
+        "--worker-loss",
+        choices=("auto", "respawn", "spare"),
+        default="auto",
+        help="a lost worker is started again on its node (respawn), or a spare that is built for the node's place takes it and the "
+        "node becomes the spare (spare); auto: spare where there are GPUs, on which starting takes seconds",
+    )
+    group.add_argument(
         "--preload",
         default="torch",
         help="modules to import once for all workers, comma-separated; they must not start threads",
@@ -101,7 +109,12 @@ def parser() -> argparse.ArgumentParser:
         help="faults of nodes over many jobs, on storage that all nodes see; a node in quarantine is not started",
     )
     group.add_argument("--probe", action="store_true", help="check this node's health first (hotswap probe)")
-    group.add_argument("--transfer-streams", type=int, default=2, help="connections per large replica")
+    group.add_argument(
+        "--transfer-streams",
+        type=int,
+        default=0,
+        help="connections per large replica; 0: as many as the processors allow, up to 8",
+    )
     group.add_argument("--bind-host", default="", help="numeric address to listen at; loopback unless told otherwise")
     group.add_argument("--node-name", default="", help="this node's name; the host's name by default")
     group.add_argument(
@@ -143,6 +156,7 @@ def parse(argv: list[str]) -> Options:
         signals=_signals(getattr(args, "signals_to_handle", None)),
         detection_budget_s=args.detection_budget_s,
         spare_wait_s=args.spare_wait_s,
+        spare_first=args.worker_loss == "spare" or (args.worker_loss == "auto" and bool(gpus.visible())),
         preload=None if args.no_preload else tuple(name for name in args.preload.split(",") if name),
         spare_positions=args.spare_positions,
         checkpoint_dir=str(Path(args.checkpoint_dir).resolve()) if args.checkpoint_dir else "",
@@ -207,7 +221,7 @@ def _require_positive(args: argparse.Namespace) -> None:
         raise UsageError(
             f"--detection-budget-s {args.detection_budget_s:g}: under 0.5 s every pause of a scheduler costs a node"
         )
-    for name, least in (("spare_positions", 0), ("max_restarts", 0), ("spare_wait_s", 0), ("transfer_streams", 1)):
+    for name, least in (("spare_positions", 0), ("max_restarts", 0), ("spare_wait_s", 0), ("transfer_streams", 0)):
         if not getattr(args, name) >= least:
             raise UsageError(f"--{name.replace('_', '-')} {getattr(args, name)}: must be {least} or more")
 

@@ -16,7 +16,7 @@ class Options:
     """``token`` is empty in a stand-alone job: the launcher makes one. ``preload`` is None for a new interpreter per worker.
 
     ``console`` is None when nothing of the workers' output is shown. ``stop_s``: how long a polite stop may take, None for
-    a time that follows from the detection budget. ``signals``: those that ask for one.
+    a time that follows from the detection budget. ``transfer_streams``: 0 for a number that follows from the processors. ``signals``: those that ask for one.
     """
 
     nodes_active: int
@@ -38,6 +38,7 @@ class Options:
     signals: tuple[signal.Signals, ...] = DEFAULT_SIGNALS
     detection_budget_s: float = 5.0
     spare_wait_s: float = 60.0
+    spare_first: bool = False
     preload: tuple[str, ...] | None = ("torch",)
     spare_positions: int = 1
     checkpoint_dir: str = ""
@@ -47,7 +48,7 @@ class Options:
     fault_domain: str = ""
     node_history: str = ""
     probe: bool = False
-    transfer_streams: int = 2
+    transfer_streams: int = 0
     bind_host: str = ""
     token: str = field(default="", repr=False)
     token_file: str = ""

@@ -193,7 +193,7 @@ class Agent:
         self.memory.fence(fence.generation)
         self.rendezvous.advance(fence.generation)
         for worker in self.workers.values():
-            worker.fenced, worker.parked = fence.generation, None
+            worker.leave(fence, member=self.active)
             worker.link.send(fence)
         self._staff(fence)
         self._arm_park_timer()
@@ -283,9 +283,7 @@ class Agent:
         if plan.generation != self.generation or self.plan is not None:
             return
         self.plan = plan
-        # By place, not by living workers: one that crashes just now leaves its snapshots to its successor.
-        assert self._fence is not None, "a plan comes after its fence"
-        self.memory.adopt_plan(plan, self._wanted_slots(self._fence) if self.active else ())
+        self.memory.adopt_plan(plan)
         if self.active:
             for worker in self.workers.values():
                 self._spawn_task(self._load(worker, plan))
@@ -328,9 +326,11 @@ class Agent:
     def _on_go(self, go: m.Go) -> None:
         if go.generation != self.generation:
             return
-        self.training = True
-        self.memory.forget_moved_replicas()
-        for worker in self.workers.values():
+        assert self._fence is not None, "a generation trains after its fence"
+        # By place, not by living workers: one that crashes just now leaves its snapshots to its successor.
+        self.memory.forget_moved(self._wanted_slots(self._fence) if self.active else ())
+        self.training = self.active
+        for worker in self.workers.values() if self.active else ():
             worker.link.send(go)
 
     # --- workers ---------------------------------------------------------------------------------------------------
@@ -402,7 +402,7 @@ class Agent:
 
     def _on_parked(self, worker: WorkerProcess, message: w.Parked) -> None:
         if message.generation == self.generation:
-            worker.parked = message
+            worker.park(message)
             if not self._fence_answered:
                 self._answer_fence()
 

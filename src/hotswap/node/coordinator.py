@@ -245,6 +245,7 @@ def limits_of(config: CoordinatorConfig) -> Limits:
         build_s=config.join_s,
         spare_wait_s=config.spare_wait_s,
         respawns_max=config.respawns_max,
+        spare_first=config.spare_first,
     )
 
 

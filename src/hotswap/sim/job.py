@@ -53,6 +53,7 @@ class Setup:
     durable_steps: int
     device: bool
     paced: bool
+    spare_first: bool
     versions: int = 2
     gate: bool = True
     drop_undone: bool = True
@@ -86,6 +87,7 @@ def draw_setup(world: World, **spoilt: object) -> Setup:
         "durable_steps": dice.choice((0, 0, 2, 3)),
         "device": dice.random() < 0.3,
         "paced": dice.random() < 0.3,
+        "spare_first": dice.random() < 0.5,
         "transfer_s": (0.05, 0.8) if slow else (0.002, 0.1),
     }
     return Setup(**{**values, **spoilt})  # type: ignore[arg-type]
@@ -186,6 +188,7 @@ class JobModel:
             nodes_max=self.nodes_max,
             nproc_per_node=self.setup.width,
             timing=self.timing,
+            spare_first=self.setup.spare_first,
             events_path="",
         )
         loop = self.new_loop("the coordinator")
@@ -280,12 +283,22 @@ class JobModel:
             step = record.fields["step"]
             assert isinstance(step, int), "steps are numbers"
             self.chronicle.counted(step)
-        elif record.event == "job_started" and not any(node.agent.generation for node in self.living()):
-            if not self.setup.event_log:
-                self.chronicle.begin_anew()
-                self.gone_on = 0
+        elif record.event == "job_started" and not self.setup.event_log:
+            self._on_job_started()
         elif record.event == "node_lost":
             self.chronicle.lost(str(record.fields["node"]))
+
+    def _on_job_started(self) -> None:
+        """Another job begins if no log tells of this one and nobody speaks of it.
+
+        If somebody is only cut off, there are two jobs then; what becomes of them is not a promise.
+        """
+        if any(node.agent.generation for node in self.living()):
+            self.world.note("nobody who has come so far knows of the job, and there is no log")
+            self.exit = Exit(exit_code=EXIT_REQUEUE, reason="begun anew beside itself")
+            self.world.over = True
+        self.chronicle.begin_anew()
+        self.gone_on = 0
 
     def _on_send(self, node: NodeId, message: m.ToAgent) -> None:
         self.world.note(f"{node} <- {type(message).__name__} {getattr(message, 'generation', '')}")
