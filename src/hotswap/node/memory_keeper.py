@@ -218,7 +218,7 @@ class MemoryKeeper:
         for item in self.vault.inventory():
             own = item.kind is HeldKind.OWN
             if item.slot not in slots if own else self._holders.get(item.slot) != self._node:
-                self.vault.forget(item.slot, item.kind)
+                self.vault.forget_moved(item.slot, item.kind, since=self._generation)
 
     async def locate(self, slot: Slot, source: Source, step: Step) -> Located | None:
         """Bring the state of *step* into the memory granted to *slot*; None when its worker needs none of it."""

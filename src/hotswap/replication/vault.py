@@ -311,6 +311,14 @@ class Vault:
                     clear(buffer)
             self._sweep(slot)
 
+    def forget_moved(self, slot: Slot, kind: HeldKind, *, since: Generation) -> None:
+        """Forget what has moved in generation *since*, unless something later is there: news of the move may come late."""
+        with self._lock:
+            buffers = self._own_buffers(slot) if kind is HeldKind.OWN else self._replicas.get(slot, [])
+            later = any(buffer.content is not None and buffer.content.generation > since for buffer in buffers)
+        if not later:
+            self.forget(slot, kind)
+
     def forget(self, slot: Slot, kind: HeldKind | None = None) -> None:
         """Drop what is held of *slot* and free its memory: it lives elsewhere, or has another holder. None: both.
 

@@ -304,7 +304,7 @@ class JobModel:
         self.world.note(f"{node} <- {type(message).__name__} {getattr(message, 'generation', '')}")
         if isinstance(message, m.Fence):
             self.chronicle.membership(message.generation, message.places)
-        elif isinstance(message, m.Plan) and message.generation not in self.chronicle.planned:
+        elif isinstance(message, m.Plan) and message is not self._last_plan:
             self._on_plan(message)
         elif isinstance(message, m.Go) and message.generation > self.gone_on:
             self.gone_on = message.generation
@@ -314,6 +314,11 @@ class JobModel:
         self.world.note(f"{plan}")
         self._note_absent()
         self._last_plan = plan
+        known = any(node.agent.generation >= plan.generation and node.agent.training for node in self.living())
+        if not known and not self.setup.event_log:
+            # Without a log a number may be used again that nobody knows any more.
+            self.chronicle.planned.pop(plan.generation, None)
+            self.gone_on = min(self.gone_on, plan.generation - 1)
         kinds = {source.kind for source in plan.sources.values()}
         durable = self.storage.state(plan.resume_step) if SourceKind.CHECKPOINT in kinds else None
         self.chronicle.plan(

@@ -48,7 +48,7 @@ class MemoryModel(MemoryFile):
         """Whether the agent has let go of it."""
         return self._is_closed
 
-    def view(self) -> memoryview:
+    def view(self, *, populate: bool = False) -> memoryview:
         """All the bytes."""
         return memoryview(self.content)
 
