@@ -644,11 +644,13 @@ def test_a_worker_that_was_a_spares_meanwhile_gets_memory_again(tmp_path: Path, 
                 await worker.hear(m.Fence)
                 worker.park(generation, step=4)
                 await it.hear(m.NodeFenced)
-                it.plan(generation, 0, Source(kind=SourceKind.FRESH), push=False)
+                it.plan(generation, 4, Source(kind=SourceKind.FRESH), push=False)
+                if generation == 2:
+                    it.tell(m.Go(generation=2))
             granted = await worker.hear(w.Granted)
             assert (await worker.hear(w.Load)).free == granted.free
-            it.snapshot(worker, 3, 0, granted.free, 100)
-            worker.say(w.Restored(generation=3, step=0))
+            it.snapshot(worker, 3, 4, granted.free, 100)
+            worker.say(w.Restored(generation=3, step=4))
             await it.hear(m.WorkerReady)
 
     play(scenario())

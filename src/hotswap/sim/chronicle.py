@@ -76,11 +76,13 @@ class Chronicle:
 
     def membership(self, generation: int, places: tuple[str, ...]) -> None:
         """A coordinator announces a membership."""
+        newest = max(self.memberships if generation not in self.memberships else self.planned, default=0)
         known = self.memberships.setdefault(generation, places)
         if self.strict and known != places:
             raise Violation(f"two memberships of generation {generation}: {known} and {places}")
-        if self.strict and generation < max(self.memberships):
-            raise Violation(f"generation {generation} is announced after {max(self.memberships)}")
+        # A number that nobody has heard of is used up, but the generation before goes on.
+        if self.strict and generation < newest:
+            raise Violation(f"generation {generation} is announced after {newest}")
         # Without a log a number may be announced again that nobody has accepted: the newest announcement counts.
         self.memberships[generation] = places
 
