@@ -53,6 +53,7 @@ class CoordinatorServer:
         self.rendezvous: RendezvousTable[NodeId] = RendezvousTable()
         self.links: dict[NodeId, AsyncLink[Any]] = {}
         self.inquiry = self._make_inquiry()
+        self._refused = 0
         self._done: asyncio.Future[int] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._serving: set[asyncio.Task[None]] = set()
@@ -140,8 +141,11 @@ class CoordinatorServer:
                 link.close()
 
     def _refuse(self, peer: str, reason: str) -> None:
-        log.warning("connection from %s refused: %s", peer, reason)
-        self.events.write("connection_refused", {"peer": peer, "reason": reason})
+        self._refused += 1
+        # Whoever asks again and again must not fill the disk: the 1st, 2nd, 4th, 8th... is told, with their number.
+        if self._refused & (self._refused - 1) == 0:
+            log.warning("connection from %s refused: %s", peer, reason)
+            self.events.write("connection_refused", {"peer": peer, "reason": reason, "count": self._refused})
 
     async def _listen(self, peer: str, register: m.Register, link: AsyncLink[Any]) -> None:
         node = register.node
