@@ -19,6 +19,9 @@ from hotswap.core.past import recall
 from hotswap.core.types import Endpoint, Generation, Held, HeldKind, NodeId, Slot, Source, Step, WorkerState
 
 
+OLD_LOG: list[dict[str, object]] = [{"event": "recovery_planned", "generation": 1, "resume_step": 0}]
+
+
 def full(name: str) -> NodeId:
     return name if "#" in name else f"{name}#1"
 
@@ -63,7 +66,8 @@ class Scenario:
         if words[0] == "job":
             return self._job(words[1:])
         if line.startswith("coordinator restarts"):
-            past = recall(self.log) if line.endswith("with the log") else None
+            logs = {"with the log": self.log, "with an empty log": [], "with an old log": OLD_LOG}
+            past = next((recall(log) for words, log in logs.items() if line.endswith(words)), None)
             self.machine = Coordinator(self.limits, self.now, past)
             return []
         if words[0] == "tick":

@@ -40,7 +40,8 @@ class Coordinator:
         """Start with no knowledge but, at best, what the event log of an earlier coordinator says (``past.recall``)."""
         self.limits = limits
         self.job = Job(limits, past or Past())
-        self._knows_past = past is not None
+        # A log that is complete tells of every generation that an agent has heard of.
+        self._knows_to = past.generation if past is not None else 0
         self._born_at = now
         # Nodes of the job that has been must not be forestalled by new ones.
         self._form_from = now + limits.detection_budget_s if self.job.newest_generation else now
@@ -202,7 +203,7 @@ class Coordinator:
         job, current = self.job, self.job.current
         members = [job.roster[node] for node in current.places if node in job.roster]
         job.record("coordinator_took_over", {"members": len(members)})
-        if not self._knows_past:
+        if self._knows_to < current.generation:
             job.history = History(since=current.generation)
             self._trust_members()
         agreed = all(
@@ -265,7 +266,7 @@ class Coordinator:
         job.record("generation_conflict", {"node": node, "announced": message.generation})
         if message.generation > job.current.generation and any(n not in job.roster for n in job.current.places):
             job.forget()
-            self._knows_past = False
+            self._knows_to = 0
             self._recollect(message, now)
             self._take_over_if_complete(now)
         else:

@@ -83,7 +83,7 @@ def draw_setup(world: World, **spoilt: object) -> Setup:
         "faults": dice.randint(1, 4),
         "flaky": dice.choice((0.0, 0.0, 0.05)),
         "event_log": dice.random() < 0.7,
-        "shared": dice.random() < 0.5 and nodes_active > 1,
+        "shared": dice.random() < 0.5,
         "durable_steps": dice.choice((0, 0, 2, 3)),
         "device": dice.random() < 0.3,
         "paced": dice.random() < 0.3,
@@ -104,7 +104,10 @@ class JobModel:
         self.timing = Timing()
         self.nodes_max = self.setup.nodes_active + self.setup.spares
         self.chronicle = Chronicle(
-            slots=self.setup.nodes_active * self.setup.width, strict=self.setup.event_log, shared=self.setup.shared
+            slots=self.setup.nodes_active * self.setup.width,
+            strict=self.setup.event_log,
+            # What one node has alone nobody shares.
+            shared=self.setup.shared and self.setup.nodes_active > 1,
         )
         self.network = Network(self.world)
         self.storage = Storage(self.world, self.chronicle)
@@ -170,7 +173,7 @@ class JobModel:
 
     def peers_of(self, slot: Slot) -> tuple[Slot, ...]:
         """The slots that have the same shared state."""
-        return tuple(other for other in range(self.chronicle.slots) if other != slot) if self.setup.shared else ()
+        return tuple(other for other in range(self.chronicle.slots) if other != slot) if self.chronicle.shared else ()
 
     # --- processes -------------------------------------------------------------------------------------------------
 
