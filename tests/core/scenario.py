@@ -18,7 +18,6 @@ from hotswap.core.keep import GroupState
 from hotswap.core.past import recall
 from hotswap.core.types import Endpoint, Generation, Held, HeldKind, NodeId, Slot, Source, Step, WorkerState
 
-
 OLD_LOG: list[dict[str, object]] = [{"event": "recovery_planned", "generation": 1, "resume_step": 0}]
 
 
