@@ -38,6 +38,7 @@ bench: $(READY)
 
 docs: $(READY)
 	$(BIN)/python -m hotswap.sim.protocol_docs
+	$(BIN)/python -m hotswap.sim.model_tables
 	$(BIN)/python -m hotswap.diagnosis.docs
 
 $(READY): pyproject.toml constraints.txt

@@ -25,6 +25,7 @@ commands:
   classify  what broke: reads logs, names cause, culprit and action (hotswap classify --help)
   report    what a job lost, why, and what it cost (hotswap report LOGDIR)
   probe     is this node healthy: quick checks of GPUs, memory, disk, clock (hotswap probe --help)
+  simulate  jobs with faults in virtual time, checked against every promise (hotswap simulate --help)
 
   --version, --help
 """
@@ -56,6 +57,12 @@ def _report(argv: list[str]) -> int:
     return main(argv)
 
 
+def _simulate(argv: list[str]) -> int:
+    from hotswap.sim.cli import main
+
+    return main(argv)
+
+
 def _probe(argv: list[str]) -> int:
     from hotswap.diagnosis.probes.cli import main
 
@@ -68,6 +75,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "classify": _classify,
     "report": _report,
     "probe": _probe,
+    "simulate": _simulate,
 }
 
 

@@ -18,6 +18,8 @@ from hotswap.core.keep import GroupState
 from hotswap.core.past import recall
 from hotswap.core.types import Endpoint, Generation, Held, HeldKind, NodeId, Slot, Source, Step, WorkerState
 
+OLD_LOG: list[dict[str, object]] = [{"event": "recovery_planned", "generation": 1, "resume_step": 0}]
+
 
 def full(name: str) -> NodeId:
     return name if "#" in name else f"{name}#1"
@@ -63,7 +65,8 @@ class Scenario:
         if words[0] == "job":
             return self._job(words[1:])
         if line.startswith("coordinator restarts"):
-            past = recall(self.log) if line.endswith("with the log") else None
+            logs = {"with the log": self.log, "with an empty log": [], "with an old log": OLD_LOG}
+            past = next((recall(log) for words, log in logs.items() if line.endswith(words)), None)
             self.machine = Coordinator(self.limits, self.now, past)
             return []
         if words[0] == "tick":
@@ -132,6 +135,7 @@ class Scenario:
             acked={int(slot): int(step) for slot, step in re.findall(r"(\d+)@(\d+)", values.get("acked", ""))},
             lost=tuple(numbers(values.get("lost", ""))),
             finished=tuple(numbers(values.get("finished", ""))),
+            peers={int(a): (int(b),) for a, b in re.findall(r"(\d+):(\d+)", values.get("peers", ""))},
         )
 
     def _builds(
@@ -230,7 +234,7 @@ class Scenario:
         self, node: NodeId, generation: Generation, plain: list[str], values: dict[str, str]
     ) -> Iterator[m.FromAgent]:
         for slot, step in re.findall(r"(\d+)@(\d+)", " ".join(plain)):
-            yield m.CheckpointShard(slot=int(slot), step=int(step))
+            yield m.CheckpointShard(slot=int(slot), step=int(step), generation=generation)
 
     def _raises(
         self, node: NodeId, generation: Generation, plain: list[str], values: dict[str, str]

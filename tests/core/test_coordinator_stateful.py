@@ -124,7 +124,7 @@ class Interleavings(RuleBasedStateMachine):
                 assert state.step == plan.resume_step and not state.torn and (own or not state.dirty)
             elif source.kind is SourceKind.REPLICA:
                 held = self.reports[source.unique_from].held
-                assert any((h.slot, h.step, h.kind) == (slot, plan.resume_step, HeldKind.REPLICA) for h in held)
+                assert any((h.slot, h.step) == (slot, plan.resume_step) for h in held)
             assert plan.holders.get(slot) != membership.node_of(slot)
 
     def drop(self, node: str) -> None:
@@ -235,9 +235,11 @@ class Interleavings(RuleBasedStateMachine):
         self.handle(FromNode(node=node, message=kind(slot=slot, generation=generation)))
 
     @precondition(lambda self: self.connected)
-    @rule(number=PICK, slot=st.sampled_from(SLOTS), step=STEPS)
-    def write_checkpoint(self, number: int, slot: int, step: int) -> None:
-        self.handle(FromNode(node=self.pick(number), message=m.CheckpointShard(slot=slot, step=step)))
+    @rule(number=PICK, slot=st.sampled_from(SLOTS), step=STEPS, age=st.integers(0, 2))
+    def write_checkpoint(self, number: int, slot: int, step: int, age: int) -> None:
+        generation = max(0, self.agents[self.pick(number)].generation - age)
+        shard = m.CheckpointShard(slot=slot, step=step, generation=generation)
+        self.handle(FromNode(node=self.pick(number), message=shard))
 
     @rule(kind=st.sampled_from([m.Heartbeat, m.WorkerBuilt]))
     def hear_a_stranger(self, kind: Any) -> None:

@@ -38,35 +38,35 @@ def test_after_a_restart_nothing_is_known_of_earlier_plans() -> None:
 
 def test_a_checkpoint_is_complete_once() -> None:
     shards = Shards()
-    assert not shards.add(10, 0, range(2))
-    assert not shards.add(10, 0, range(2))
-    assert shards.add(10, 1, range(2))
-    assert not shards.add(10, 1, range(2))
+    assert not shards.add(10, 0, 1, range(2))
+    assert not shards.add(10, 0, 1, range(2))
+    assert shards.add(10, 1, 2, range(2)) == {0: 1, 1: 2}
+    assert not shards.add(10, 1, 2, range(2))
 
 
 def test_a_later_checkpoint_makes_earlier_ones_pointless() -> None:
     shards = Shards()
-    shards.add(10, 0, range(2))
-    shards.add(20, 0, range(2))
-    assert shards.add(20, 1, range(2))
-    assert not shards.add(10, 1, range(2))
+    shards.add(10, 0, 1, range(2))
+    shards.add(20, 0, 1, range(2))
+    assert shards.add(20, 1, 1, range(2))
+    assert not shards.add(10, 1, 1, range(2))
 
 
 def test_shards_of_undone_steps_do_not_count() -> None:
     shards = Shards()
-    shards.add(10, 0, range(2))
-    shards.add(20, 0, range(2))
+    shards.add(10, 0, 1, range(2))
+    shards.add(20, 0, 1, range(2))
     shards.undo_after(10)
-    assert not shards.add(20, 1, range(2))
-    assert shards.add(10, 1, range(2))
+    assert not shards.add(20, 1, 1, range(2))
+    assert shards.add(10, 1, 1, range(2))
 
 
 def test_incomplete_checkpoints_are_not_kept_for_ever() -> None:
     shards = Shards()
     for step in range(INCOMPLETE_MAX + 1):
-        shards.add(step, 0, range(2))
-    assert not shards.add(0, 1, range(2))
-    assert shards.add(1, 1, range(2))
+        shards.add(step, 0, 1, range(2))
+    assert not shards.add(0, 1, 1, range(2))
+    assert shards.add(1, 1, 1, range(2))
 
 
 def test_an_empty_log_tells_nothing() -> None:

@@ -16,15 +16,15 @@ def test_a_value_is_given_to_all_who_wait_and_all_who_ask_later() -> None:
     keys = table()
     assert keys.get(2, "k", "a") is None
     assert keys.get(2, "k", "b") is None
-    assert keys.set(2, "k", b"v") == {"a", "b"}
-    assert keys.set(2, "k", b"w") == set()
+    assert keys.set(2, "k", b"v") == ["a", "b"]
+    assert keys.set(2, "k", b"w") == []
     assert keys.get(2, "k", "c") == b"w"
 
 
 @pytest.mark.parametrize("generation", [1, 3])
 def test_only_the_present_generation_is_served(generation: int) -> None:
     keys = table()
-    assert keys.set(generation, "k", b"v") == set()
+    assert keys.set(generation, "k", b"v") == []
     assert keys.get(2, "k", "a") is None
     keys.set(2, "k", b"v")
     assert keys.get(generation, "k", "a") is None
@@ -38,7 +38,7 @@ def test_a_new_generation_forgets_values_and_waiters() -> None:
     assert keys.get(2, "k", "a") == b"v"
     keys.advance(3)
     assert keys.get(3, "k", "b") is None
-    assert keys.set(3, "other", b"v") == set()
+    assert keys.set(3, "other", b"v") == []
     keys.advance(1)
     assert keys.generation == 3
 

@@ -59,8 +59,8 @@ def test_a_survivor_that_moved_on_goes_back() -> None:
     assert ledger({"a": [own(0, 4), own(0, 5)]}, [worker(0, 5)]).source(0, 4) == Source(kind=SourceKind.OWN)
 
 
-def test_snapshots_of_a_slot_count_only_where_it_lives() -> None:
-    assert ledger({"c": [own(0, 4)]}).source(0, 4) is None
+def test_snapshots_from_when_a_node_had_the_slot_are_as_good_as_replicas() -> None:
+    assert ledger({"c": [own(0, 4)]}).source(0, 4) == Source(kind=SourceKind.REPLICA, unique_from="c", unique_nbytes=8)
 
 
 def test_a_lost_slot_takes_its_unique_part_from_a_replica_and_the_rest_from_a_peer() -> None:

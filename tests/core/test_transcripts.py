@@ -22,3 +22,11 @@ def test_transcript(path: Path, request: pytest.FixtureRequest) -> None:
 
 def test_there_are_transcripts() -> None:
     assert len(TRANSCRIPTS) > 20
+
+
+@pytest.mark.parametrize("log", ["an empty log", "an old log"])
+def test_a_log_that_was_not_written_is_none(log: str) -> None:
+    """On a full disk there is none, or it ends early; it must not be taken for the whole story."""
+    text = (Path(__file__).parent / "transcripts" / "coordinator_restarts_without_the_log.txt").read_text()
+    replayed = Scenario(text.replace("> coordinator restarts", f"> coordinator restarts with {log}")).run()
+    assert replayed.replace(f" with {log}", "") == text

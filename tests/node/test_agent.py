@@ -51,6 +51,7 @@ def test_after_a_restart_of_the_coordinator_it_says_all_that_matters(tmp_path: P
                 built=(m.WorkerBuilt(slot=0, generation=1, shape="s"),),
                 acked={0: 4},
                 protected=True,
+                peers={0: ()},
             )
 
     play(scenario())
@@ -627,5 +628,29 @@ def test_workers_that_do_not_leave_are_killed(tmp_path: Path, monkeypatch: Patch
             it.tell(m.Stop(exit_code=1, reason="over"))
             assert await it.running == 1
             assert worker.signals == [signal.SIGTERM, signal.SIGKILL]
+
+    play(scenario())
+
+
+def test_a_worker_that_was_a_spares_meanwhile_gets_memory_again(tmp_path: Path, monkeypatch: Patch) -> None:
+    """A spare frees the memory of slots that it no longer has; its workers for the same places still map it."""
+
+    async def scenario() -> None:
+        async with bench(tmp_path, monkeypatch) as it:
+            it.peer = holder(tmp_path)
+            worker = await it.training_worker(step=4)
+            for generation, places in ((2, ("c#1", "b#1")), (3, ("a#1", "b#1"))):
+                it.fence(generation, places, positions=(0,))
+                await worker.hear(m.Fence)
+                worker.park(generation, step=4)
+                await it.hear(m.NodeFenced)
+                it.plan(generation, 4, Source(kind=SourceKind.FRESH), push=False)
+                if generation == 2:
+                    it.tell(m.Go(generation=2))
+            granted = await worker.hear(w.Granted)
+            assert (await worker.hear(w.Load)).free == granted.free
+            it.snapshot(worker, 3, 4, granted.free, 100)
+            worker.say(w.Restored(generation=3, step=4))
+            await it.hear(m.WorkerReady)
 
     play(scenario())

@@ -141,6 +141,20 @@ def test_a_wrong_token_is_refused_and_recorded(tmp_path: Path, capfd: pytest.Cap
     play(scenario())
 
 
+def test_those_who_are_refused_are_counted_and_cannot_fill_the_log(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path, capfd) as (_, port):
+            for _ in range(17):
+                with pytest.raises(AuthError):
+                    await join(port, token="another token that is long enough")
+            await until(lambda: len(events(tmp_path, "connection_refused")) == 5)
+            assert [event["count"] for event in events(tmp_path, "connection_refused")] == [1, 2, 4, 8, 16]
+
+    play(scenario())
+
+
 @pytest.mark.parametrize(
     ("rude", "reason"),
     [

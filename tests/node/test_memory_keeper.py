@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +132,9 @@ def test_a_snapshot_of_an_ended_generation_does_not_count(tmp_path: Path) -> Non
     play(scenario())
 
 
-def test_a_holder_that_cannot_be_reached_is_reported_once_after_the_budget(tmp_path: Path) -> None:
+def test_a_holder_that_cannot_be_reached_is_reported_once_in_each_budget(tmp_path: Path) -> None:
+    """Again and again: the first time there may have been no coordinator."""
+
     async def scenario() -> None:
         async with nodes(tmp_path, budget_s=0.5) as (a, b):
             a.keeper.endpoints = {"b#1": NOWHERE}
@@ -142,6 +144,7 @@ def test_a_holder_that_cannot_be_reached_is_reported_once_after_the_budget(tmp_p
             await until(lambda: a.stalled)
             await asyncio.sleep(0.2)
             assert len(a.stalled) == 1 and "slot 0 at step 1 to b#1" in a.stalled[0]
+            await until(lambda: len(a.stalled) == 2)
             # Whoever reports does not give up.
             a.keeper.endpoints = {"b#1": b.keeper.endpoint}
             await until(lambda: a.acked == [(0, 1, 1)])
@@ -187,6 +190,27 @@ def test_a_push_under_way_is_not_started_twice(tmp_path: Path) -> None:
     play(scenario())
 
 
+def test_a_plan_that_comes_late_drops_nothing_of_its_own_generation(tmp_path: Path) -> None:
+    """Replicas come on connections of their own, and may be there before the plan of the generation that they are of."""
+
+    async def scenario() -> None:
+        async with nodes(tmp_path) as (a, b):
+            for step in (1, 2):
+                a.snapshot(0, step, b"x")
+                await until(lambda step=step: (0, 1, step) in a.acked)
+            late = Plan(generation=2, resume_step=1, sources={}, holders={0: "b#1"}, push=())
+            for keeper in (a.keeper, b.keeper):
+                keeper.fence(2)
+            a.keeper.adopt_plan(late)
+            a.snapshot(0, 2, b"y", generation=2)
+            await until(lambda: (0, 2, 2) in a.acked)
+            b.keeper.adopt_plan(late)
+            b.keeper.undo_after(1)
+            assert b.held(HeldKind.REPLICA) == {(0, 1), (0, 2)}
+
+    play(scenario())
+
+
 def test_a_plan_drops_the_undone_future_and_go_what_others_have_now(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with nodes(tmp_path) as (a, b):
@@ -194,7 +218,9 @@ def test_a_plan_drops_the_undone_future_and_go_what_others_have_now(tmp_path: Pa
                 a.snapshot(0, step, b"x")
                 await until(lambda step=step: (0, 1, step) in a.acked)
             assert a.held(HeldKind.OWN) == b.held(HeldKind.REPLICA) == {(0, 1), (0, 2)}
-            undo = plan(1, holders={0: "b#1"})
+            for node in (a, b):
+                node.keeper.fence(2)
+            undo = replace(plan(1, holders={0: "b#1"}), generation=2)
             a.keeper.adopt_plan(undo)
             b.keeper.adopt_plan(undo)
             assert a.held(HeldKind.OWN) == b.held(HeldKind.REPLICA) == {(0, 1)}
@@ -283,10 +309,26 @@ def test_lost_state_whose_replica_is_on_this_node_needs_no_network(tmp_path: Pat
     play(scenario())
 
 
+def test_a_holder_that_is_out_of_reach_for_a_moment_is_asked_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with nodes(tmp_path) as (a, b):
+            a.snapshot(0, 4, b"unique")
+            await until(lambda: a.acked)
+            a.keeper.vault.forget(0, HeldKind.OWN)
+            a.keeper.endpoints = {"b#1": NOWHERE}
+            locating = asyncio.ensure_future(a.keeper.locate(0, replica("b#1", 6), 4))
+            await asyncio.sleep(0.2)
+            a.keeper.endpoints = {"b#1": b.keeper.endpoint}
+            located = await locating
+            assert located is not None and a.read(0, located.buffer, 6) == b"unique"
+
+    play(scenario())
+
+
 @pytest.mark.parametrize("why", ["unknown address", "nobody there", "not held"])
 def test_a_fetch_that_fails_leaves_nothing_half_done(tmp_path: Path, why: str) -> None:
     async def scenario() -> None:
-        async with nodes(tmp_path) as (a, b):
+        async with nodes(tmp_path, budget_s=0.5) as (a, b):
             a.keeper.endpoints = {} if why == "unknown address" else {"b#1": NOWHERE}
             if why == "not held":
                 a.keeper.endpoints = {"b#1": b.keeper.endpoint}
@@ -344,8 +386,8 @@ def test_nothing_is_left_when_it_is_closed(tmp_path: Path) -> None:
 def test_a_checkpoint_is_announced_once_it_counts(fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     happened: list[object] = []
 
-    def commit(directory: Path, step: int, slots: int) -> None:
-        happened.append(("commit", directory, step, slots))
+    def commit(directory: Path, step: int, generations: dict[int, int]) -> None:
+        happened.append(("commit", directory, step, generations))
         if fails:
             raise OSError(errno.ENOSPC, "no space left")
 
@@ -354,11 +396,11 @@ def test_a_checkpoint_is_announced_once_it_counts(fails: bool, tmp_path: Path, m
         ignore = lambda *_: None  # noqa: E731
         keeper = MemoryKeeper(config, "a#1", ignore, ignore, ignore, happened.append)
         keeper.start()
-        keeper.commit_checkpoint(7, 2)
+        keeper.commit_checkpoint(7, {0: 1, 1: 2})
         while keeper._tasks:
             await asyncio.wait(keeper._tasks)
         keeper.close()
 
     monkeypatch.setattr("hotswap.node.memory_keeper.durable_index.commit", commit)
     asyncio.run(scenario())
-    assert happened == [("commit", tmp_path / "durable", 7, 2), *([] if fails else [7])]
+    assert happened == [("commit", tmp_path / "durable", 7, {0: 1, 1: 2}), *([] if fails else [7])]

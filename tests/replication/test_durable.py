@@ -54,7 +54,7 @@ def write(snapshot: Snapshot, directory: Path, step: int, slot: int = 0) -> None
 
 def test_what_was_written_comes_back(snapshots: list[Snapshot], tmp_path: Path) -> None:
     write(snapshots[2], tmp_path, 2)
-    durable_index.commit(tmp_path, 2, 1)
+    durable_index.commit(tmp_path, 2, {0: 1})
     memory, shared, unique = durable.load(tmp_path, 2, 0)
     assert (shared, unique) == snapshots[2][1:]
     restored = fresh()
@@ -83,11 +83,11 @@ def test_a_step_counts_only_when_committed(snapshots: list[Snapshot], tmp_path: 
     assert durable_index.latest(tmp_path) is None
     with pytest.raises(IntegrityError, match="never committed"):
         durable.load(tmp_path, 1, 0)
-    durable_index.commit(tmp_path, 1, 2)
+    durable_index.commit(tmp_path, 1, {0: 1, 1: 1})
     assert durable_index.latest(tmp_path) == 1
     write(snapshots[2], tmp_path, 2)
     with pytest.raises(UsageError, match="lacks slot 1"):
-        durable_index.commit(tmp_path, 2, 2)
+        durable_index.commit(tmp_path, 2, {0: 1, 1: 1})
     assert durable_index.latest(tmp_path) == 1
     with pytest.raises(IntegrityError, match="no slot 2"):
         durable.load(tmp_path, 1, 2)
@@ -129,7 +129,7 @@ def test_an_incomplete_step_is_passed_over(
 ) -> None:
     for step in (1, 2):
         write(snapshots[step], tmp_path, step)
-        durable_index.commit(tmp_path, step, 1)
+        durable_index.commit(tmp_path, step, {0: 1})
     damage(durable_index.slot_directory(tmp_path, 2, 0))
     assert durable_index.latest(tmp_path) == 1
     with pytest.raises(IntegrityError):
@@ -138,7 +138,7 @@ def test_an_incomplete_step_is_passed_over(
 
 def test_flipped_bits_are_found_before_anything_is_read(snapshots: list[Snapshot], tmp_path: Path) -> None:
     write(snapshots[1], tmp_path, 1)
-    durable_index.commit(tmp_path, 1, 1)
+    durable_index.commit(tmp_path, 1, {0: 1})
     for name in (".metadata", "__0_0.distcp"):
         path = durable_index.slot_directory(tmp_path, 1, 0) / name
         content = bytearray(path.read_bytes())
@@ -151,9 +151,18 @@ def test_flipped_bits_are_found_before_anything_is_read(snapshots: list[Snapshot
 def test_a_step_can_be_written_again(snapshots: list[Snapshot], tmp_path: Path) -> None:
     write(snapshots[1], tmp_path, 1)
     write(snapshots[1], tmp_path, 1)
-    durable_index.commit(tmp_path, 1, 1)
+    durable_index.commit(tmp_path, 1, {0: 1})
     assert durable_index.latest(tmp_path) == 1
     assert [p.name for p in durable_index.step_directory(tmp_path, 1).iterdir() if p.is_dir()] == ["slot-0000"]
+
+
+def test_a_shard_of_an_undone_future_makes_no_checkpoint(snapshots: list[Snapshot], tmp_path: Path) -> None:
+    """A node that was given up may go on writing, over the shard that was meant."""
+    for slot in (0, 1):
+        write(snapshots[1], tmp_path, 1, slot)
+    with pytest.raises(IntegrityError, match="of generation 1, not 2"):
+        durable_index.commit(tmp_path, 1, {0: 1, 1: 2})
+    assert durable_index.latest(tmp_path) is None
 
 
 @contextmanager
@@ -174,7 +183,7 @@ def full_disk() -> Iterator[None]:
 
 def test_a_full_disk_leaves_older_checkpoints_alone(snapshots: list[Snapshot], tmp_path: Path) -> None:
     write(snapshots[1], tmp_path, 1)
-    durable_index.commit(tmp_path, 1, 1)
+    durable_index.commit(tmp_path, 1, {0: 1})
     fd = os.memfd_create("snapshot")
     os.write(fd, snapshots[2][0])
     path = durable_index.slot_directory(tmp_path, 2, 0)
@@ -202,7 +211,7 @@ def test_prune_keeps_the_newest(snapshots: list[Snapshot], tmp_path: Path) -> No
     for step in range(4):
         write(snapshots[step], tmp_path, step)
         if step != 1:
-            durable_index.commit(tmp_path, step, 1)
+            durable_index.commit(tmp_path, step, {0: 1})
     write(snapshots[3], tmp_path, 9)  # still being written
     assert durable_index.prune(tmp_path, 1) == [0, 1, 2]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000003", "step-00000009"]

@@ -192,7 +192,7 @@ def test_a_fence_in_the_middle_of_a_push_makes_it_void(owner: Site, holder: Site
 
 def test_a_step_backwards_is_refused_at_the_holder(owner: Site, holder: Site) -> None:
     push(owner, holder, section(step=5))
-    owner.vault.truncate(0, 0)
+    owner.vault.truncate(0, 0, before=2)
     with pytest.raises(ProtocolError, match="was offered after"):
         push(owner, holder, section(step=4))
 

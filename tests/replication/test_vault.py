@@ -248,7 +248,9 @@ def test_truncate_drops_what_is_newer_than_the_resume_step(vault: Vault) -> None
         complete(vault, section(step=step))
         receive(vault, section(step=step))
         complete(vault, section(owner=1, step=step))
-    vault.truncate(0, 5)
+    vault.truncate(0, 5, before=1)
+    assert vault.find(0, 6) is not None, "it is of that very generation, in which nothing was undone yet"
+    vault.truncate(0, 5, before=2)
     assert [(item.slot, item.step) for item in vault.inventory()] == [(0, 5), (1, 5), (1, 6), (0, 5)]
     assert vault.find(0, 6) is None
 

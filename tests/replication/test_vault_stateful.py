@@ -243,7 +243,7 @@ class VaultMachine(RuleBasedStateMachine):
     def roll_back(self, slot: int, back: int) -> None:
         self.fence()
         self.steps[slot] = max(0, self.steps[slot] - back)
-        self.vault.truncate(slot, self.steps[slot])
+        self.vault.truncate(slot, self.steps[slot], before=self.generation)
         there = {(item.kind, item.slot, item.step) for item in self.vault.inventory()}
         for kind in HeldKind:
             steps = [step for (k, s, step) in self.visible if (k, s) == (kind, slot)]

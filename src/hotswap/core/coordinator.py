@@ -40,7 +40,8 @@ class Coordinator:
         """Start with no knowledge but, at best, what the event log of an earlier coordinator says (``past.recall``)."""
         self.limits = limits
         self.job = Job(limits, past or Past())
-        self._knows_past = past is not None
+        # A log that is complete tells of every generation that an agent has heard of.
+        self._knows_to = past.generation if past is not None else 0
         self._born_at = now
         # Nodes of the job that has been must not be forestalled by new ones.
         self._form_from = now + limits.detection_budget_s if self.job.newest_generation else now
@@ -160,8 +161,7 @@ class Coordinator:
         job.detector.heard(node, now)
         if message.protected:
             job.protect()
-        for built in message.built:
-            job.peers[built.slot] = built.peers
+        job.peers.update(message.peers)
         if job.running:
             self._welcome(node, message, now)
             return
@@ -194,7 +194,8 @@ class Coordinator:
             self._recollecting_since = now
 
     def _take_over_if_complete(self, now: float) -> None:
-        if all(member in self.job.roster for member in self.job.current.places):
+        # A later generation that was planned may have trained: it is waited for, though nobody has spoken of it yet.
+        if not self.job.superseded and all(member in self.job.roster for member in self.job.current.places):
             self._take_over(now)
 
     def _take_over(self, now: float) -> None:
@@ -202,14 +203,15 @@ class Coordinator:
         job, current = self.job, self.job.current
         members = [job.roster[node] for node in current.places if node in job.roster]
         job.record("coordinator_took_over", {"members": len(members)})
-        if not self._knows_past:
+        if self._knows_to < current.generation:
             job.history = History(since=current.generation)
             self._trust_members()
         agreed = all(
             (n.register.generation, n.register.places) == (current.generation, current.places) for n in members
         )
         lost = {slot for member in members for slot in member.lost}
-        if len(members) < len(current.places) or not agreed or lost or not all(n.register.training for n in members):
+        training = agreed and not job.superseded and all(n.register.training for n in members)
+        if len(members) < len(current.places) or lost or not training:
             job.recover("the coordinator restarted", now, lost)
             return
         job.started = True
@@ -264,7 +266,7 @@ class Coordinator:
         job.record("generation_conflict", {"node": node, "announced": message.generation})
         if message.generation > job.current.generation and any(n not in job.roster for n in job.current.places):
             job.forget()
-            self._knows_past = False
+            self._knows_to = 0
             self._recollect(message, now)
             self._take_over_if_complete(now)
         else:
@@ -419,8 +421,12 @@ class Coordinator:
 
     def _on_shard(self, node: NodeId, message: m.CheckpointShard, now: float) -> None:
         job = self.job
-        if message.slot in job.current.slots_of(node) and job.shards.add(message.step, message.slot, job.current.slots):
-            job.send(node, m.CommitCheckpoint(step=message.step, slots=len(job.current.slots)))
+        valid_to = job.history.valid_to(message.generation)
+        if message.slot not in job.current.slots_of(node) or (valid_to is not None and message.step > valid_to):
+            return  # Not this node's any more, or of a future that was undone while it was written.
+        shards = job.shards.add(message.step, message.slot, message.generation, job.current.slots)
+        if shards is not None:
+            job.send(node, m.CommitCheckpoint(step=message.step, generations=shards))
 
     def _on_checkpoint_committed(self, node: NodeId, message: m.CheckpointCommitted, now: float) -> None:
         self.job.record("checkpoint_written", {"step": message.step})

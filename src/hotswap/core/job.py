@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 from hotswap.core import messages as m
 from hotswap.core import placement, resume
@@ -19,7 +19,7 @@ from hotswap.core.recovery import PHASE_NAMES, Recovery
 from hotswap.core.roster import Roster
 from hotswap.core.shards import Shards
 from hotswap.core.transitions import RUNNING, Phase
-from hotswap.core.types import Membership, NodeId, Role, Slot, Source, SourceKind, Step
+from hotswap.core.types import HeldKind, Membership, NodeId, Role, Slot, Source, SourceKind, Step
 from hotswap.errors import EXIT_REQUEUE
 
 FAILURES_MAX = 2
@@ -43,6 +43,7 @@ class Job:
         self.roster = Roster(limits.width)
         self.detector = SilenceDetector(limits.detection_budget_s)
         self.history = History()
+        self.planned_generation = max((generation for generation, _ in past.plans), default=0)
         for generation, step in past.plans:
             self.history.planned(generation, step)
         self.shards = Shards()
@@ -62,7 +63,6 @@ class Job:
         self.late: frozenset[NodeId] = frozenset()
         self.trouble: tuple[float, str] | None = None
         self.waiting: tuple[float, int] | None = None
-        self.left: dict[int, NodeId] = {}
         """Nodes that gave up their places to spares in this recovery, and so still have what the spares fetch from others."""
         self.built_at = 0.0
         self.out: list[Effect] = []
@@ -78,6 +78,11 @@ class Job:
         """The recovery under way, where there must be one."""
         assert self.recovery is not None, f"no recovery while {self.phase.value}"
         return self.recovery
+
+    @property
+    def superseded(self) -> bool:
+        """Whether the log tells of a later generation than the one that is known: it was planned and may have trained."""
+        return self.current.generation < self.planned_generation
 
     def forget(self) -> None:
         """What was believed of the present generation is worth nothing: another coordinator has gone on elsewhere."""
@@ -127,27 +132,17 @@ class Job:
         self.record("job_started", {"nodes": [*order], "width": self.limits.width})
         self.fence(frozenset(self.membership.slots), "start", now)
 
-    def recover(
-        self, cause: str, now: float, lost: Collection[Slot] = (), back: Mapping[int, NodeId] | None = None
-    ) -> None:
-        """Fence the generation and begin the next one, with spares in the places of lost nodes.
-
-        *back*: nodes that take their places again.
-        """
+    def recover(self, cause: str, now: float, lost: Collection[Slot] = ()) -> None:
+        """Fence the generation and begin the next one, with spares in the places of lost nodes."""
         if self.phase not in (Phase.FENCING, Phase.WAITING, Phase.RECOLLECTING):
             self.recoveries += 1
         if self.recoveries > self.limits.recoveries_max:
             count = self.limits.recoveries_max
             self.stop(EXIT_REQUEUE, f"{count} recoveries without a newly committed step; the next cause: {cause}")
             return
-        back = back or {}
-        places = {position: back.get(position, node) for position, node in enumerate(self.current.places)}
-        moved = [position for position, node in places.items() if node in back.values() and position not in back]
-        dead = [position for position, node in places.items() if position in moved or node not in self.roster]
+        dead = [position for position, node in enumerate(self.current.places) if node not in self.roster]
         hurt = self._hurt(lost, dead) if self.limits.spare_first else []
-        free = [node for node in self.roster if node not in places.values()]
-        fills = {**self.roster.fill(free, self.current, dead=dead, hurt=hurt), **back}
-        self.left.update({p: places[p] for p in hurt if p in fills and p not in self.left})
+        fills = self.roster.fill(self.spares(), self.current, dead=dead, hurt=hurt)
         moving = {slot for position in fills for slot in self.current.slots_at(position)}
         unheld = self._new_processes({*lost, *self.finished}) | moving
         self.leave(now)
@@ -241,20 +236,16 @@ class Job:
         complete = stayed and choice is not None and all(s.kind in _FROM_MEMBERS for s in choice.sources.values())
         if (self.awaited() and not complete) or (choice is None and self.unfenced()):
             return
-        if choice is None and (back := self._returnable()):
-            self.left.clear()
-            self.recover("what spares were to fetch is nowhere: nodes take their places again", now, back=back)
-            return
         choice = choice or self._without_memory(self.attempt)
+        if choice is None:
+            # Better to ask again who has failed twice than nobody. How often is bounded as for all recoveries.
+            ledger = self.attempt.ledger(self.current, self.peers)
+            choice = resume.choose(self.current.slots, ledger)
         if choice is None:
             self.stop(EXIT_REQUEUE, NO_STATE_LEFT)
             return
         self._announce(self.attempt, ledger, choice)
         self.enter(Phase.REBUILDING, now)
-
-    def _returnable(self) -> dict[int, NodeId]:
-        """Nodes that have left their places in this recovery and can take them again."""
-        return {p: node for p, node in self.left.items() if node in self.roster and self.current.places[p] != node}
 
     def _without_memory(self, recovery: Recovery) -> resume.Resume | None:
         """The newest durable checkpoint; the very beginning if the job never got anywhere."""
@@ -316,7 +307,6 @@ class Job:
         step = self.attempt.resume_step
         self.acked = dict.fromkeys(self.current.slots, step)
         self.started = True
-        self.left.clear()
         self.trained_with = self.current.places
         self.record("training_started", {"step": step})
         self.enter(Phase.REDOING, now)
@@ -358,6 +348,9 @@ class Job:
         self.record("node_lost", {"node": node, "role": self.role(node).value, "reason": reason})
         self.roster.drop(node)
         self.detector.forget(node)
+        if self.recovery is not None:
+            # What it has said it holds cannot be had any more.
+            self.recovery.fenced.pop(node, None)
 
     def evict(self, node: NodeId, reason: str) -> None:
         """Give up a node that is still connected: it gets nothing more to do in this job."""
@@ -407,7 +400,9 @@ class Job:
 def _is_held(slot: Slot, holder: NodeId, choice: resume.Resume, ledger: resume.Ledger) -> bool:
     """Whether the holder has the very state that the plan restores. A state not taken from memory is nowhere yet."""
     from_memory = choice.sources[slot].kind not in (SourceKind.FRESH, SourceKind.CHECKPOINT)
-    return from_memory and holder in ledger.replicas.get(slot, {}).get(choice.step, {})
+    item = ledger.replicas.get(slot, {}).get(choice.step, {}).get(holder)
+    # What it made itself when it had the slot is freed as soon as training goes on.
+    return from_memory and item is not None and item.kind is HeldKind.REPLICA
 
 
 def _everywhere(slots: Sequence[Slot], step: Step, kind: SourceKind) -> resume.Resume:

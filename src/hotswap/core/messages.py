@@ -31,6 +31,7 @@ class Register:
 
     ``generation`` is the newest fence the agent has accepted (0: none), ``places`` the membership that goes with it,
     ``training`` whether that generation was told to go. ``protected``: a worker of this node has called ``hotswap.init()``.
+    ``peers`` as in WorkerBuilt, also of workers that have ended since: nobody may be left who could tell it again.
     """
 
     node: NodeId
@@ -46,6 +47,7 @@ class Register:
     finished: tuple[Slot, ...] = ()
     checkpoint_step: Step | None = None
     protected: bool = True
+    peers: dict[Slot, tuple[Slot, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,10 +136,11 @@ class WorkerRaised:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointShard:
-    """The durable checkpoint of *slot* at *step* is on storage."""
+    """The durable checkpoint of *slot* at *step* is on storage, made from a snapshot of *generation*."""
 
     slot: Slot
     step: Step
+    generation: Generation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,10 +265,13 @@ class Go:
 
 @dataclass(frozen=True, kw_only=True)
 class CommitCheckpoint:
-    """Every slot's shard of this durable checkpoint is on storage: write the manifest that makes it count."""
+    """Every slot's shard of this durable checkpoint is on storage: write the manifest that makes it count.
+
+    ``generations``: for each slot, that of its shard. Another one that lies there is of a future that was undone.
+    """
 
     step: Step
-    slots: int
+    generations: dict[Slot, Generation]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,7 +48,7 @@ class Recovery:
         return round(1000 * (now - self.started_at), 3)
 
     def ledger(self, membership: Membership, peers: Mapping[Slot, tuple[Slot, ...]]) -> resume.Ledger:
-        """Who holds what. What a node says of a slot that it doesn't have in this generation is not about this job's state."""
+        """Who holds what. What a node's workers are said to have of a slot that it doesn't have now is not about this job."""
         ledger = resume.Ledger(peers=resume.both_ways(peers))
         for node, report in self.fenced.items():
             hosted = membership.slots_of(node)

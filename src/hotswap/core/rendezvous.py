@@ -18,7 +18,7 @@ class RendezvousTable(Generic[Asker]):
 
     generation: Generation = 0
     values: dict[str, bytes] = field(default_factory=dict)
-    waiting: dict[str, set[Asker]] = field(default_factory=dict)
+    waiting: dict[str, dict[Asker, None]] = field(default_factory=dict)
 
     def advance(self, generation: Generation) -> None:
         """Begin *generation*, forgetting all older ones."""
@@ -27,13 +27,13 @@ class RendezvousTable(Generic[Asker]):
             self.values = {}
             self.waiting = {}
 
-    def set(self, generation: Generation, key: str, value: bytes) -> set[Asker]:
-        """Publish; returns those who waited for it."""
+    def set(self, generation: Generation, key: str, value: bytes) -> list[Asker]:
+        """Publish; returns those who waited for it, in the order in which they asked."""
         if generation != self.generation:
-            return set()
+            return []
         assert len(self.values) < KEYS_MAX, f"{len(self.values)} keys in one rendezvous"
         self.values[key] = value
-        return self.waiting.pop(key, set())
+        return list(self.waiting.pop(key, ()))
 
     def get(self, generation: Generation, key: str, asker: Asker) -> bytes | None:
         """The value; None when *asker* has to wait for it (or asked for an older generation and never gets it)."""
@@ -41,5 +41,5 @@ class RendezvousTable(Generic[Asker]):
             return None
         value = self.values.get(key)
         if value is None:
-            self.waiting.setdefault(key, set()).add(asker)
+            self.waiting.setdefault(key, {})[asker] = None
         return value

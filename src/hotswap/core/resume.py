@@ -29,12 +29,15 @@ class Ledger:
     peers: dict[Slot, tuple[Slot, ...]] = field(default_factory=dict)
 
     def add(self, node: NodeId, held: Sequence[Held], hosted: Sequence[Slot]) -> None:
-        """Enter one node's inventory; own snapshots count only for slots the node has (*hosted*) in this generation."""
+        """Enter one node's inventory; *hosted* are the slots that it has in this generation.
+
+        Own snapshots from when it had other slots, in a generation before, are as good as replicas of those.
+        """
         for item in held:
-            if item.kind is HeldKind.REPLICA:
-                self.replicas.setdefault(item.slot, {}).setdefault(item.step, {})[node] = item
-            elif item.slot in hosted:
+            if item.kind is HeldKind.OWN and item.slot in hosted:
                 self.own.setdefault(item.slot, {})[item.step] = (node, item)
+            else:
+                self.replicas.setdefault(item.slot, {}).setdefault(item.step, {})[node] = item
 
     def steps(self) -> list[Step]:
         """Every step that anything is held for, newest first."""
@@ -62,18 +65,24 @@ class Ledger:
         node, item = min(replicas.items())
         if item.shared_nbytes == 0:
             return Source(kind=SourceKind.REPLICA, unique_from=node, unique_nbytes=item.unique_nbytes)
-        for peer in self.peers.get(slot, ()):
-            peers_node, copy = self.own.get(peer, {}).get(step, ("", item))
-            if peers_node and copy.shared_nbytes == item.shared_nbytes:
-                return Source(
-                    kind=SourceKind.REPLICA,
-                    unique_from=node,
-                    unique_nbytes=item.unique_nbytes,
-                    shared_from=peers_node,
-                    shared_slot=peer,
-                    shared_nbytes=item.shared_nbytes,
-                )
+        for peer in (slot, *self.peers.get(slot, ())):
+            for peers_node, copy in self._whole(peer, step):
+                if copy.shared_nbytes == item.shared_nbytes:
+                    return Source(
+                        kind=SourceKind.REPLICA,
+                        unique_from=node,
+                        unique_nbytes=item.unique_nbytes,
+                        shared_from=peers_node,
+                        shared_slot=peer,
+                        shared_nbytes=item.shared_nbytes,
+                    )
         return None
+
+    def _whole(self, slot: Slot, step: Step) -> list[tuple[NodeId, Held]]:
+        """Own snapshots, which hold the shared state as well, wherever they are."""
+        here = [self.own[slot][step]] if step in self.own.get(slot, {}) else []
+        elsewhere = sorted(self.replicas.get(slot, {}).get(step, {}).items())
+        return here + [(node, item) for node, item in elsewhere if item.kind is HeldKind.OWN]
 
     def distrust(self, slot: Slot, step: Step, node: NodeId) -> None:
         """What *node* has of *slot* at *step* did not serve: look elsewhere."""

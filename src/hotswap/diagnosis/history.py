@@ -24,7 +24,7 @@ def load(path: Path) -> History:
         return _decoded(data)
     except FileNotFoundError:
         return History()
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise UsageError(f"cannot read the history of nodes from {str(path)!r}: {error}") from None
 
 

@@ -19,13 +19,10 @@ from hotswap.config import AgentConfig
 from hotswap.core import messages as m
 from hotswap.core.types import Generation, NodeId, Slot, Step, node_id
 from hotswap.errors import EXIT_REQUEUE, EXIT_USAGE, AuthError, HotswapError
-from hotswap.node.control import ControlChannel
-from hotswap.node.memory_keeper import MemoryKeeper
+from hotswap.node.parts import REAL, Parts
 from hotswap.node.process import die_with_parent, run_and_leave, set_up_logging
 from hotswap.node.relay import RendezvousRelay
-from hotswap.node.witness import LastWords, Witness
 from hotswap.node.worker_process import WorkerProcess
-from hotswap.node.workers import WorkerPool
 from hotswap.wire import worker_messages as w
 
 log = logging.getLogger("hotswap.agent")
@@ -35,7 +32,7 @@ RESPAWNS_OF_A_SPARE_MAX = 3
 class Agent:
     """One node. All methods run on the event loop's thread."""
 
-    def __init__(self, config: AgentConfig, node: NodeId) -> None:
+    def __init__(self, config: AgentConfig, node: NodeId, parts: Parts = REAL) -> None:
         """Nothing is opened before ``run``."""
         self.config = config
         self.node = node
@@ -44,14 +41,14 @@ class Agent:
         self.training = False
         self.plan: m.Plan | None = None
         self.workers: dict[Slot, WorkerProcess] = {}
-        self.memory = MemoryKeeper(
+        self.memory = parts.memory(
             config, node, self._replicated, self._replication_stalled, self._durable, self._checkpoint_committed
         )
-        self.pool = WorkerPool(config, self._on_worker_message, self._on_worker_end, self._fail)
-        self.control = ControlChannel(config, self._register, self._on_coordinator_message)
+        self.pool = parts.pool(config, self._on_worker_message, self._on_worker_end, self._fail)
+        self.control = parts.control(config, self._register, self._on_coordinator_message)
         self.rendezvous = RendezvousRelay(self.control.send, self._give)
-        self._protected = False
-        self._leaving = False
+        self._protected = self._leaving = False
+        self._peers: dict[Slot, tuple[Slot, ...]] = {}
         self._lost: set[Slot] = set()
         self._finished: set[Slot] = set()
         self._fence_answered = False
@@ -60,7 +57,7 @@ class Agent:
         self._fence: m.Fence | None = None
         self._restored: dict[Slot, Step] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._last_words = LastWords(Witness(node), self.control.send)
+        self._last_words = parts.last_words(node, self.control.send)
         self._exit: asyncio.Future[int] | None = None
 
     async def run(self) -> int:
@@ -127,6 +124,7 @@ class Agent:
             finished=tuple(sorted(self._finished)),
             checkpoint_step=self.memory.checkpoint_step(),
             protected=self._protected,
+            peers=dict(self._peers),
         )
 
     async def _beat(self) -> None:
@@ -159,7 +157,7 @@ class Agent:
         elif isinstance(message, m.KvValue):
             self.rendezvous.publish(message.generation, message.key, message.value)
         elif isinstance(message, m.CommitCheckpoint):
-            self.memory.commit_checkpoint(message.step, message.slots)
+            self.memory.commit_checkpoint(message.step, message.generations)
         elif isinstance(message, m.Stop):
             self._on_stop(message)
 
@@ -178,8 +176,7 @@ class Agent:
         self.memory.endpoints = fence.endpoints
         if fence.generation > self.generation:
             self._accept(fence)
-        elif not self.active:
-            # Told again of the same membership: now for which places to keep workers.
+        elif not self.active:  # Told again of the same membership: now for which places to keep workers.
             self._staff(fence)
         if fence.valid_to is not None:
             self.memory.undo_after(fence.valid_to)
@@ -196,7 +193,7 @@ class Agent:
         self.memory.fence(fence.generation)
         self.rendezvous.advance(fence.generation)
         for worker in self.workers.values():
-            worker.fenced, worker.parked = fence.generation, None
+            worker.leave(fence, member=self.active)
             worker.link.send(fence)
         self._staff(fence)
         self._arm_park_timer()
@@ -295,27 +292,26 @@ class Agent:
         """Bring the slot's bytes into this node's memory, then tell the worker where they are."""
         source = plan.sources[worker.slot]
         try:
+            self.memory.restock(worker.slot, worker.granted)
             located = await self.memory.locate(worker.slot, source, plan.resume_step)
         except HotswapError as error:
             self._restore_failed(worker.slot, plan.generation, str(error))
             return
         if plan.generation != self.generation or not worker.alive:
             return
-        if located is not None and worker.granted != self.memory.buffers(worker.slot):
+        if (located is not None or worker.granted) and worker.granted != self.memory.buffers(worker.slot):
             self._grant(worker)
+        free = self.memory.free(worker.slot) if worker.granted else 0
         load = w.Load(
-            generation=plan.generation, resume_step=plan.resume_step, source=source.kind, keep=plan.keep, free=0
+            generation=plan.generation, resume_step=plan.resume_step, source=source.kind, keep=plan.keep, free=free
         )
         if located is not None:
             load = replace(
                 load,
-                free=self.memory.free(worker.slot),
                 buffer=located.buffer,
                 shared_nbytes=located.shared_nbytes,
                 unique_nbytes=located.unique_nbytes,
             )
-        elif worker.granted:
-            load = replace(load, free=self.memory.free(worker.slot))
         worker.link.send(load)
 
     def _restore_failed(self, slot: Slot, generation: Generation, detail: str) -> None:
@@ -346,7 +342,7 @@ class Agent:
         if isinstance(message, w.Joined):
             self._on_joined()
         elif isinstance(message, w.Built):
-            worker.built = message
+            worker.built, self._peers[slot] = message, message.peers
             self.control.send(self._built(worker))
         elif isinstance(message, w.Reserve):
             self.memory.reserve(slot, message.nbytes, message.buffers)
@@ -356,7 +352,7 @@ class Agent:
         elif isinstance(message, w.SnapshotDone):
             self.memory.snapshot_done(slot, message)
             if message.durable:
-                self.memory.make_durable(slot, message.step, self.pool.call)
+                self.memory.make_durable(slot, message.step, message.generation, self.pool.call)
         elif isinstance(message, w.Parked):
             self._on_parked(worker, message)
         elif isinstance(message, w.Connected):
@@ -406,7 +402,7 @@ class Agent:
 
     def _on_parked(self, worker: WorkerProcess, message: w.Parked) -> None:
         if message.generation == self.generation:
-            worker.parked = message
+            worker.park(message)
             if not self._fence_answered:
                 self._answer_fence()
 
@@ -438,8 +434,8 @@ class Agent:
     def _replication_stalled(self, slot: Slot, generation: Generation, detail: str) -> None:
         self._forward(generation, m.WorkerTrouble(slot=slot, generation=generation, detail=detail))
 
-    def _durable(self, slot: Slot, step: Step) -> None:
-        self.control.send(m.CheckpointShard(slot=slot, step=step))
+    def _durable(self, slot: Slot, step: Step, generation: Generation) -> None:
+        self.control.send(m.CheckpointShard(slot=slot, step=step, generation=generation))
 
     def _checkpoint_committed(self, step: Step) -> None:
         self.control.send(m.CheckpointCommitted(step=step))

@@ -23,18 +23,25 @@ RETRY_MAX_S = 1.0
 class ControlChannel:
     """What is sent while there is no coordinator is dropped: the next registration says all that still matters."""
 
-    def __init__(self, config: AgentConfig, register: Callable[[], m.Register], receive: Callable[[Any], None]) -> None:
+    def __init__(
+        self,
+        config: AgentConfig,
+        register: Callable[[], m.Register],
+        receive: Callable[[Any], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """*register* makes the first message of every connection; *receive* gets every message of the coordinator."""
+        self._clock = clock
         self._config = config
         self._register = register
         self._receive = receive
         self._link: AsyncLink[Any] | None = None
-        self._alone_since = time.monotonic()
+        self._alone_since = clock()
 
     @property
     def alone_s(self) -> float:
         """For how long no coordinator has heard this agent, 0 while one does."""
-        return 0.0 if self._link is not None else time.monotonic() - self._alone_since
+        return 0.0 if self._link is not None else self._clock() - self._alone_since
 
     def send(self, message: Any) -> None:
         """Tell the coordinator, if there is one."""
@@ -75,7 +82,7 @@ class ControlChannel:
         finally:
             link.close()
             self._link = None
-            self._alone_since = time.monotonic()
+            self._alone_since = self._clock()
 
     async def close(self) -> None:
         """Let the last words out."""

@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -43,19 +43,33 @@ ACCEPT_PAUSE_S = 0.1
 class CoordinatorServer:
     """One job's coordinator; all state is in the machine and in open connections."""
 
-    def __init__(self, config: CoordinatorConfig) -> None:
-        """Nothing is opened before ``run``."""
+    def __init__(self, config: CoordinatorConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        """Nothing but the event log is opened before ``run``."""
         self.config = config
-        self.events = EventLog(Path(config.events_path), go_on=config.restarted)
+        self.clock = clock
+        self.events = self._make_events()
         past = recall(self.events.read()) if config.restarted else None
-        self.machine = Coordinator(limits_of(config), time.monotonic(), past)
+        self.machine = Coordinator(limits_of(config), clock(), past)
         self.rendezvous: RendezvousTable[NodeId] = RendezvousTable()
         self.links: dict[NodeId, AsyncLink[Any]] = {}
-        self.inquiry = Inquiry(self.events.write, Path(config.node_history) if config.node_history else None)
+        self.inquiry = self._make_inquiry()
+        self._refused = 0
         self._done: asyncio.Future[int] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._serving: set[asyncio.Task[None]] = set()
         self._leaving: set[asyncio.Task[None]] = set()
+
+    # What touches the machine is made here, so that the simulator can put something else in its place.
+
+    def _make_events(self) -> EventLog:
+        return EventLog(Path(self.config.events_path), go_on=self.config.restarted)
+
+    def _make_inquiry(self) -> Inquiry:
+        history = self.config.node_history
+        return Inquiry(self.events.write, Path(history) if history else None)
+
+    async def _open(self, sock: socket.socket) -> AsyncLink[Any]:
+        return await accept_link(sock, control_codec(), self.config.token, self.config.timing.connect_s)
 
     async def run(self) -> int:
         """Serve until the job ends; the job's exit code."""
@@ -112,7 +126,7 @@ class CoordinatorServer:
         """One agent's connection from handshake to end."""
         link: AsyncLink[Any] | None = None
         try:
-            link = await accept_link(sock, control_codec(), self.config.token, self.config.timing.connect_s)
+            link = await self._open(sock)
             first = await asyncio.wait_for(link.receive(), self.config.timing.connect_s)
             if not isinstance(first, m.Register):
                 raise ProtocolError(f"the first message is {type(first).__name__}, not Register")
@@ -127,8 +141,11 @@ class CoordinatorServer:
                 link.close()
 
     def _refuse(self, peer: str, reason: str) -> None:
-        log.warning("connection from %s refused: %s", peer, reason)
-        self.events.write("connection_refused", {"peer": peer, "reason": reason})
+        self._refused += 1
+        # Whoever asks again and again must not fill the disk: the 1st, 2nd, 4th, 8th... is told, with their number.
+        if self._refused & (self._refused - 1) == 0:
+            log.warning("connection from %s refused: %s", peer, reason)
+            self.events.write("connection_refused", {"peer": peer, "reason": reason, "count": self._refused})
 
     async def _listen(self, peer: str, register: m.Register, link: AsyncLink[Any]) -> None:
         node = register.node
@@ -169,7 +186,7 @@ class CoordinatorServer:
 
     def _handle(self, event: Event) -> None:
         """Run one event through the machine and carry out what it says."""
-        effects = self.machine.handle(event, time.monotonic())
+        effects = self.machine.handle(event, self.clock())
         if self.machine.membership is not None:
             self.rendezvous.advance(self.machine.membership.generation)
         # First the log: a successor that reads it must not know less than somebody was told.
@@ -201,7 +218,7 @@ class CoordinatorServer:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        delay = self.machine.deadline() - time.monotonic()
+        delay = self.machine.deadline() - self.clock()
         if delay != float("inf"):
             self._timer = asyncio.get_running_loop().call_later(max(delay, 0.0) + 0.001, self._tick)
 

@@ -32,11 +32,13 @@ class EventLog:
             log.warning("there will be no event log: %s", error)
 
     def read(self) -> Iterator[dict[str, Any]]:
-        """What is in the log. A line that a crash has cut off is passed over."""
+        """What is in the log. A line that a crash has cut off, or that is no event, is passed over."""
         with contextlib.suppress(OSError), self._path.open("rb") as file:
             for line in file:
-                with contextlib.suppress(ValueError):
-                    yield dict(json.loads(line))
+                with contextlib.suppress(ValueError, RecursionError):
+                    record = json.loads(line)
+                    if isinstance(record, dict):
+                        yield record
 
     def _end_line(self) -> None:
         """A crash may have cut the last line off."""

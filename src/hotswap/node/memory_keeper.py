@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from hotswap.config import AgentConfig
 from hotswap.core.messages import Plan
 from hotswap.core.types import Endpoint, Generation, Held, HeldKind, NodeId, Slot, Source, SourceKind, Step
-from hotswap.errors import Fenced, HotswapError, PeerFault
+from hotswap.errors import Fenced, HotswapError, PeerFault, PeerUnreachable
 from hotswap.replication import durable_index
 from hotswap.replication.buffers import Located
 from hotswap.replication.memory import MemoryFile
@@ -41,7 +41,7 @@ class MemoryKeeper:
         node: NodeId,
         on_acked: Callable[[Slot, Generation, Step, int], None],
         on_stalled: Callable[[Slot, Generation, str], None],
-        on_durable: Callable[[Slot, Step], None],
+        on_durable: Callable[[Slot, Step, Generation], None],
         on_committed: Callable[[Step], None],
     ) -> None:
         """*on_acked*: slot, generation, step and the next free buffer, when a snapshot is complete in both places."""
@@ -88,6 +88,11 @@ class MemoryKeeper:
     def reserve(self, slot: Slot, nbytes: int, buffers: int) -> None:
         """Memory for a worker's snapshots."""
         self.vault.reserve(slot, nbytes, buffers)
+
+    def restock(self, slot: Slot, granted: list[MemoryFile]) -> None:
+        """Memory for a worker that has mapped what this node has freed since: it was made a spare meanwhile."""
+        if granted and not self.vault.granted(slot):
+            self.vault.reserve(slot, granted[0].nbytes, len(granted))
 
     def buffers(self, slot: Slot) -> list[MemoryFile]:
         """The memory files the worker of *slot* writes to, in the order in which it numbers them."""
@@ -146,7 +151,7 @@ class MemoryKeeper:
         """Push until it is acknowledged or the generation ends; a long failure is reported, for it stops the gate."""
         slot, generation = section.owner, section.generation
         loop = asyncio.get_running_loop()
-        began, reported = loop.time(), False
+        began = loop.time()
         while holder is not None and generation == self._generation:
             endpoint = self.endpoints.get(holder)
             try:
@@ -158,8 +163,9 @@ class MemoryKeeper:
                 log.info("replica of slot %d at step %d: %s", slot, section.step, error)
                 return
             except HotswapError as error:
-                if not reported and loop.time() - began > self._config.timing.detection_budget_s:
-                    reported = True
+                if loop.time() - began > self._config.timing.detection_budget_s:
+                    # Again and again: there may be no coordinator now, and the next one must hear of it.
+                    began = loop.time()
                     self._on_stalled(
                         slot, generation, f"replica of slot {slot} at step {section.step} to {holder}: {error}"
                     )
@@ -196,13 +202,13 @@ class MemoryKeeper:
     def undo_after(self, step: Step) -> None:
         """Forget what belongs to a future that was undone while this node was away."""
         for item in self.vault.inventory():
-            self.vault.truncate(item.slot, step)
+            self.vault.truncate(item.slot, step, before=self._generation)
 
     def adopt_plan(self, plan: Plan) -> None:
         """Forget the undone future."""
         self._holders = dict(plan.holders)
         for item in self.vault.inventory():
-            self.vault.truncate(item.slot, plan.resume_step)
+            self.vault.truncate(item.slot, plan.resume_step, before=plan.generation)
 
     def forget_moved(self, slots: Collection[Slot]) -> None:
         """Free what other nodes have now; *slots* are this node's.
@@ -212,7 +218,7 @@ class MemoryKeeper:
         for item in self.vault.inventory():
             own = item.kind is HeldKind.OWN
             if item.slot not in slots if own else self._holders.get(item.slot) != self._node:
-                self.vault.forget(item.slot, item.kind)
+                self.vault.forget_moved(item.slot, item.kind, since=self._generation)
 
     async def locate(self, slot: Slot, source: Source, step: Step) -> Located | None:
         """Bring the state of *step* into the memory granted to *slot*; None when its worker needs none of it."""
@@ -222,11 +228,23 @@ class MemoryKeeper:
         # The generation of now: what a thread finishes after a fence must not become valid in the next one.
         # A replica is planned although there may be an own copy when that one has failed before.
         if source.kind is SourceKind.REPLICA:
-            return await loop.run_in_executor(self._threads, self._fetch, slot, source, step, self._generation)
+            return await self._fetch_patiently(slot, source, step, self._generation)
         located = self.vault.find(slot, step)
         if located is not None:
             return located
         return await loop.run_in_executor(self._threads, self._regrant, slot, step, self._generation)
+
+    async def _fetch_patiently(self, slot: Slot, source: Source, step: Step, generation: Generation) -> Located:
+        """A holder may be out of reach for a moment; whoever is so for longer than others may be silent is reported."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self._config.timing.detection_budget_s
+        while True:
+            try:
+                return await loop.run_in_executor(self._threads, self._fetch, slot, source, step, generation)
+            except PeerUnreachable:
+                if generation != self._generation or loop.time() >= end:
+                    raise
+            await asyncio.sleep(RETRY_S)
 
     def _fetch(self, slot: Slot, source: Source, step: Step, generation: Generation) -> Located:
         section = SectionId(
@@ -288,7 +306,7 @@ class MemoryKeeper:
 
     # --- durable checkpoints ---------------------------------------------------------------------------------------
 
-    def make_durable(self, slot: Slot, step: Step, call: CallProcess) -> None:
+    def make_durable(self, slot: Slot, step: Step, generation: Generation, call: CallProcess) -> None:
         """Start to write the own snapshot of *step* to storage; training never waits for it and never fails by it."""
         assert self._config.checkpoint_dir is not None, "only asked for where there is a directory"
         try:
@@ -307,7 +325,7 @@ class MemoryKeeper:
         def done(status: int) -> None:
             self.vault.unpin(slot, step)
             if status == 0:
-                self._on_durable(slot, step)
+                self._on_durable(slot, step, generation)
             else:
                 log.warning(
                     "durable checkpoint of slot %d at step %d failed with status %d (see helpers.log); training goes on",
@@ -329,15 +347,15 @@ class MemoryKeeper:
             return None
         return durable_index.latest(Path(self._config.checkpoint_dir))
 
-    def commit_checkpoint(self, step: Step, slots: int) -> None:
+    def commit_checkpoint(self, step: Step, generations: Mapping[Slot, Generation]) -> None:
         """Every slot's part is on storage: write the manifest, then drop old checkpoints."""
         if self._config.checkpoint_dir:
-            self._start(self._commit(Path(self._config.checkpoint_dir), step, slots))
+            self._start(self._commit(Path(self._config.checkpoint_dir), step, generations))
 
-    async def _commit(self, directory: Path, step: Step, slots: int) -> None:
+    async def _commit(self, directory: Path, step: Step, generations: Mapping[Slot, Generation]) -> None:
         loop = asyncio.get_running_loop()
         try:
-            await loop.run_in_executor(self._threads, durable_index.commit, directory, step, slots)
+            await loop.run_in_executor(self._threads, durable_index.commit, directory, step, generations)
             self._on_committed(step)
             await loop.run_in_executor(self._threads, durable_index.prune, directory, CHECKPOINTS_KEPT)
         except (OSError, HotswapError) as error:

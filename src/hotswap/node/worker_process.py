@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hotswap.core.types import Generation, Slot, WorkerState
+from hotswap.core.messages import Fence
+from hotswap.core.types import Generation, Slot, Step, WorkerState
 from hotswap.replication.memory import MemoryFile
 from hotswap.wire import worker_messages as w
 from hotswap.wire.links import AsyncLink
@@ -17,7 +18,7 @@ from hotswap.wire.links import AsyncLink
 class WorkerProcess:
     """``outputs``: the files that it writes to. ``fenced``: newest generation the process was told of. ``granted``: the snapshot memory it has mapped.
 
-    ``holds_state``: it was restored at least once; until then it has only what its script built.
+    ``holds_state``: it was restored, and what it has since belongs to the job; else it has only what its script built, or worse.
     """
 
     slot: Slot
@@ -33,11 +34,23 @@ class WorkerProcess:
     status: int | None = None
     drained: bool = False
     unwanted: bool = False
+    valid_to: Step | None = None
 
     @property
     def alive(self) -> bool:
         """Not known to have ended."""
         return self.status is None
+
+    def leave(self, fence: Fence, *, member: bool) -> None:
+        """Its generation ends. What a spare's process has in its hands, or one that counts as new, is not the job's state."""
+        self.fenced, self.parked, self.valid_to = fence.generation, None, fence.valid_to
+        self.holds_state = self.holds_state and member and self.slot not in fence.lost
+
+    def park(self, parked: w.Parked) -> None:
+        """It has left. If its node has missed a plan that went back behind the step where it stands, that step was undone."""
+        self.parked = parked
+        if self.valid_to is not None and parked.step > self.valid_to:
+            self.holds_state = False
 
     def state(self) -> WorkerState | None:
         """What the parked process holds, None if that is nothing."""

@@ -8,12 +8,14 @@ A folder gets its final name only when everything in it has reached the disk, so
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,8 @@ SLOT_FILE = "slot.json"
 MANIFEST_FILE = "manifest.json"
 TEMPORARY_PREFIX = ".new-"
 _FORMAT = 1
+_DAMAGED = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
+"""What comes of reading a file that holds something else than it should."""
 _STEP = re.compile(r"step-(\d{8,})")
 
 
@@ -52,7 +56,7 @@ class SlotRecord:
                 raise IntegrityError(f"{path} has another format than {_FORMAT}: written by another version of hotswap")
             files = {str(name): (int(size), str(digest)) for name, (size, digest) in fields.pop("files").items()}
             return cls(files=files, **{name: int(value) for name, value in fields.items()})
-        except (KeyError, TypeError, ValueError, AttributeError) as err:
+        except _DAMAGED as err:
             raise IntegrityError(f"{path} is damaged: {err}; this checkpoint cannot be used") from err
 
 
@@ -66,34 +70,39 @@ def slot_directory(directory: Path, step: int, slot: int) -> Path:
     return step_directory(directory, step) / f"slot-{slot:04d}"
 
 
-def commit(directory: Path, step: int, slots: int) -> None:
-    """Make ``step`` count, now that all ``slots`` folders are there.
+def commit(directory: Path, step: int, generations: Mapping[int, int]) -> None:
+    """Make ``step`` count, now that the folders of all slots are there, each of the generation that is given for it.
 
-    UsageError if one is missing or incomplete, OSError if the disk refuses; then the step does not count.
+    UsageError if one is missing or incomplete, IntegrityError if one is of another generation (a node that was given up
+    may still write), OSError if the disk refuses; then the step does not count.
     """
     folder = step_directory(Path(directory), step)
     records = {}
-    for slot in range(slots):
+    for slot, generation in sorted(generations.items()):
         path = slot_directory(Path(directory), step, slot)
         if not (path / SLOT_FILE).is_file():
             raise UsageError(
                 f"the checkpoint of step {step} lacks slot {slot} ({path}): wait until every slot is written"
             )
         text = (path / SLOT_FILE).read_bytes()
-        _require_complete(path, text)
+        record = _require_complete(path, text)
+        if record.generation != generation:
+            raise IntegrityError(f"{path} is of generation {record.generation}, not {generation}: it was undone")
         records[str(slot)] = hashlib.sha256(text).hexdigest()
     manifest = {"format": _FORMAT, "step": step, "slots": records}
     write_file(folder / MANIFEST_FILE, json.dumps(manifest, indent=1, sort_keys=True).encode())
 
 
 def latest(directory: Path) -> int | None:
-    """The newest step that was committed and whose files all have their length; None if there is none."""
-    for step in sorted(_steps(Path(directory)), reverse=True):
-        try:
-            manifest(Path(directory), step)
-            return step
-        except IntegrityError:
-            continue
+    """The newest step that was committed and whose files all have their length; None if there is none.
+
+    What cannot be read does not count now: who asks must not fail because storage does.
+    """
+    with contextlib.suppress(OSError):
+        for step in sorted(_steps(Path(directory)), reverse=True):
+            with contextlib.suppress(IntegrityError, OSError):
+                manifest(Path(directory), step)
+                return step
     return None
 
 
@@ -107,7 +116,7 @@ def manifest(directory: Path, step: int) -> dict[int, SlotRecord]:
             raise IntegrityError(f"{path} is of step {fields['step']}, format {fields['format']}")
     except FileNotFoundError as err:
         raise IntegrityError(f"the checkpoint of step {step} was never committed ({path} is missing)") from err
-    except (KeyError, TypeError, ValueError, AttributeError) as err:
+    except _DAMAGED as err:
         raise IntegrityError(f"{path} is damaged: {err}; this checkpoint cannot be used") from err
     return {slot: _verified(slot_directory(directory, step, slot), digest) for slot, digest in digests.items()}
 
@@ -195,9 +204,21 @@ def _verified(path: Path, digest: str) -> SlotRecord:
 def _require_complete(path: Path, text: bytes) -> SlotRecord:
     record = SlotRecord.from_json(text, path / SLOT_FILE)
     for name, (nbytes, _) in record.files.items():
-        found: Any = (path / name).stat().st_size if (path / name).is_file() else "no"
+        found: Any = "no"
+        # There is no such file, or there can be none of that name.
+        with contextlib.suppress(FileNotFoundError, ValueError), _no_such_name():
+            found = (path / name).stat().st_size
         if found != nbytes:
             raise IntegrityError(
                 f"{path / name} has {found} bytes, {nbytes} were written: this checkpoint cannot be used"
             )
     return record
+
+
+@contextlib.contextmanager
+def _no_such_name() -> Iterator[None]:
+    try:
+        yield
+    except OSError as err:
+        if err.errno not in (errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP):
+            raise

@@ -27,6 +27,7 @@ from hotswap.replication import plaintree
 ALIGNMENT_NBYTES = 64
 _LENGTH = struct.Struct("<Q")
 _FORMAT = 1
+_NUMBER_MAX = 2**63 - 1
 _HEADER_SPARE_NBYTES = 4096
 """The header grows a little from step to step (numbers get longer); offsets must not move because of that."""
 
@@ -147,7 +148,7 @@ def read_header(view: memoryview, shared_nbytes: int, known: Layout | None = Non
     fields = plaintree.decode(view[_LENGTH.size : _LENGTH.size + length])
     try:
         return _parsed(fields, view, shared_nbytes, known)
-    except (KeyError, TypeError, ValueError, AttributeError) as err:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as err:
         raise IntegrityError(f"the snapshot's header lacks or mistypes a field: {err!r}") from err
 
 
@@ -157,6 +158,8 @@ def _parsed(fields: dict[str, Any], view: memoryview, shared_nbytes: int, known:
     if hashlib.sha256(fields["table"]).hexdigest() != fields["layout"]:
         raise IntegrityError("the snapshot's table does not match its hash: the snapshot is damaged")
     capacity = fields["capacity"]
+    if type(capacity) is not int or not 0 <= capacity <= len(view) or capacity % ALIGNMENT_NBYTES:
+        raise IntegrityError(f"a header's room of {str(capacity)[:80]} bytes makes no sense: the snapshot is damaged")
     if known is not None and (known.encoded, known.header_capacity) == (fields["table"], capacity):
         rows = known.rows
         if (known.shared_nbytes, known.unique_nbytes) != (shared_nbytes, len(view)):
@@ -176,7 +179,7 @@ def _parsed(fields: dict[str, Any], view: memoryview, shared_nbytes: int, known:
 def _rows(encoded: bytes, room: dict[bool, int]) -> tuple[Row, ...]:
     rows = tuple(_unpacked(row) for row in plaintree.decode(encoded))
     for row in rows:
-        if row.offset < 0 or row.offset % ALIGNMENT_NBYTES or row.offset + row.nbytes > room[row.shared]:
+        if row.offset % ALIGNMENT_NBYTES or row.offset + row.nbytes > room[row.shared]:
             raise IntegrityError(f"{row.name} lies outside of its section: the snapshot is damaged or incomplete")
     return rows
 
@@ -199,10 +202,15 @@ def _packed(row: Row) -> list[Any]:
 
 def _unpacked(packed: list[Any]) -> Row:
     name, dtype, shape, device_type, is_dtensor, shared, volatile, offset, nbytes = packed
+    # Before anything is computed with them: a text times a number is a long text.
+    if not all(type(number) is int and 0 <= number <= _NUMBER_MAX for number in (offset, nbytes, *shape)):
+        raise IntegrityError(f"the place or shape of {str(name)[:80]} makes no sense: the snapshot is damaged")
+    if [type(value) for value in (name, device_type, is_dtensor, shared, volatile)] != [str, str, bool, bool, bool]:
+        raise IntegrityError(f"the entry of {str(name)[:80]} is mistyped: the snapshot is damaged")
     spec = TensorSpec(dtype=dtype, shape=tuple(shape), device_type=device_type, is_dtensor=is_dtensor)
     expected = dtype.itemsize
     for size in shape:
         expected *= size
-    if expected != nbytes or min(shape, default=0) < 0:
+    if expected != nbytes:
         raise IntegrityError(f"{name} claims {nbytes} bytes for {shape} {dtype}: the snapshot is damaged")
     return Row(name=name, spec=spec, shared=shared, volatile=volatile, offset=offset, nbytes=nbytes)

@@ -298,16 +298,26 @@ class Vault:
             for kind, slot in stale:
                 self._kill_writer(kind, slot, f"generation {generation} began")
 
-    def truncate(self, slot: Slot, step: Step) -> None:
-        """Drop everything of *slot* that is newer than *step*: it belongs to an undone future.
+    def truncate(self, slot: Slot, step: Step, *, before: Generation) -> None:
+        """Drop everything of *slot* that is newer than *step* and from before generation *before*: its future was undone.
 
-        Otherwise a step that is done again could later be mixed with the one that was undone.
+        Otherwise a step that is done again could later be mixed with the one that was undone. What is of that generation
+        has been done again already: the order to drop may come later than replicas of the generation that it begins.
         """
         with self._lock:
             for buffer in chain(self._own_buffers(slot), self._replicas.get(slot, ())):
-                if buffer.content is not None and buffer.content.step > step:
+                content = buffer.content
+                if content is not None and content.step > step and content.generation < before:
                     clear(buffer)
             self._sweep(slot)
+
+    def forget_moved(self, slot: Slot, kind: HeldKind, *, since: Generation) -> None:
+        """Forget what has moved in generation *since*, unless something later is there: news of the move may come late."""
+        with self._lock:
+            buffers = self._own_buffers(slot) if kind is HeldKind.OWN else self._replicas.get(slot, [])
+            later = any(buffer.content is not None and buffer.content.generation > since for buffer in buffers)
+        if not later:
+            self.forget(slot, kind)
 
     def forget(self, slot: Slot, kind: HeldKind | None = None) -> None:
         """Drop what is held of *slot* and free its memory: it lives elsewhere, or has another holder. None: both.

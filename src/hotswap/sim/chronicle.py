@@ -54,10 +54,14 @@ class _Update:
 
 @dataclass(kw_only=True)
 class Chronicle:
-    """Ground truth. ``slots``: of the job; ``strict``: numbers of generations must be unique even if nobody trains in them."""
+    """Ground truth. ``slots``: of the job; ``strict``: numbers of generations must be unique even if nobody trains in them.
+
+    ``shared``: a replica is not all of a slot's state; the rest has every other slot in its own snapshot.
+    """
 
     slots: int
     strict: bool
+    shared: bool = False
     memberships: dict[int, tuple[str, ...]] = field(default_factory=dict)
     planned: dict[int, tuple[str, ...]] = field(default_factory=dict)
     committed: tuple[int, int] = (0, ROOT)
@@ -72,17 +76,21 @@ class Chronicle:
 
     def membership(self, generation: int, places: tuple[str, ...]) -> None:
         """A coordinator announces a membership."""
+        newest = max(self.memberships if generation not in self.memberships else self.planned, default=0)
         known = self.memberships.setdefault(generation, places)
         if self.strict and known != places:
             raise Violation(f"two memberships of generation {generation}: {known} and {places}")
-        if self.strict and generation < max(self.memberships):
-            raise Violation(f"generation {generation} is announced after {max(self.memberships)}")
+        # A number that nobody has heard of is used up, but the generation before goes on.
+        if self.strict and generation < newest:
+            raise Violation(f"generation {generation} is announced after {newest}")
+        # Without a log a number may be announced again that nobody has accepted: the newest announcement counts.
+        self.memberships[generation] = places
 
-    def meet(self, what: str, generation: int, states: Mapping[int, State]) -> None:
+    def meet(self, what: str, where: object, states: Mapping[int, State]) -> None:
         """All slots have entered a collective: they must stand at the same step of the same history."""
         if len(states) != self.slots or len({(state.step, state.history) for state in states.values()}) != 1:
             found = ", ".join(f"{slot}:{state}" for slot, state in sorted(states.items()))
-            raise Violation(f"mixed states meet in {what} of generation {generation}: {found}")
+            raise Violation(f"mixed states meet in {what} of {where}: {found}")
 
     def update(self, states: Mapping[int, State], samples: Mapping[int, int]) -> int:
         """The slots compute an update together; the history it makes."""
@@ -125,12 +133,28 @@ class Chronicle:
             raise Violation(f"committed step {self.committed} is not part of the history that goes on: {step, history}")
         self.committed = (step, history)
 
+    def begin_anew(self) -> None:
+        """Nobody is left who knows of the job, and no log tells of it: what begins now is another one with its name."""
+        assert not self.strict, "a log tells of the job"
+        self.memberships.clear()
+        self.planned.clear()
+        self._stored.clear()
+        self.committed, self.trained, self.covered = (0, ROOT), False, False
+
     def plan(
-        self, generation: int, places: tuple[str, ...], resume_step: int, copies: Iterable[Copy], *, fresh: bool
+        self,
+        generation: int,
+        places: tuple[str, ...],
+        resume_step: int,
+        copies: Iterable[Copy],
+        *,
+        fresh: bool,
+        durable: State | None = None,
     ) -> None:
         """The coordinator decides where to go on: never before a committed step that can still be had.
 
-        *fresh*: from the very beginning, which a job that has trained must not do unasked.
+        *fresh*: from the very beginning, which a job that has trained must not do unasked. *durable*: from a checkpoint of
+        that state, which may belong to a future that was undone: it is whole, and nothing else is left.
         """
         if fresh and self.trained and self.strict:
             raise Violation(f"generation {generation} silently begins from nothing after {self.committed}")
@@ -138,6 +162,10 @@ class Chronicle:
         if known != places:
             raise Violation(f"two memberships of generation {generation} come to life: {known} and {places}")
         self.resume(resume_step, places, copies)
+        # What was beyond has been undone; the same steps will be done again.
+        self._stored = {key: slots for key, slots in self._stored.items() if key[0] <= resume_step}
+        if durable is not None:
+            self.committed = (durable.step, durable.history)
 
     def resume(self, step: int, places: tuple[str, ...], copies: Iterable[Copy]) -> None:
         """Going on from *step* (-1: not at all) is allowed only if nothing newer was committed or all of it is lost."""
@@ -154,20 +182,21 @@ class Chronicle:
 
     def _restorable(self, places: tuple[str, ...], copies: Iterable[Copy]) -> bool:
         width = self.slots // len(places)
-        have = {
-            copy.slot
-            for copy in copies
-            if (copy.state.step, copy.state.history) == self.committed
-            and (not copy.own or places[copy.slot // width] == copy.node)
-        }
-        return len(have) == self.slots
+        whole = {True: set[int](), False: set[int]()}
+        for copy in copies:
+            mine = places[copy.slot // width] == copy.node
+            if (copy.state.step, copy.state.history) == self.committed and (mine or not copy.own):
+                whole[copy.own].add(copy.slot)
+        if self.shared and not whole[True]:
+            return False
+        return len(whole[True] | whole[False]) == self.slots
 
     def go(self, states: Mapping[int, State], guarded: frozenset[str], *, covered: bool) -> None:
         """A generation is told to train: all slots stand at one step, which continues what was committed.
 
         *guarded*: the nodes whose single loss must not hurt from here on.
         """
-        self.meet("go", max(self.planned), states)
+        self.meet("go", f"generation {max(self.planned)}", states)
         state = states[0]
         positions = {other.position for other in states.values()}
         if positions != {state.step}:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,9 +10,29 @@ from hotswap.sim.world import World
 
 if TYPE_CHECKING:
     from hotswap.sim.job import JobModel
+    from hotswap.sim.worker import WorkerModel
 
-MOMENTS = ("fencing", "rebuilding", "restoring", "redoing", "training", "push", "snapshot", "update", "time")
-KINDS = ("node", "node", "node", "two nodes", "spare", "worker", "coordinator", "connection", "partition")
+PHASES = ("fencing", "rebuilding", "restoring", "redoing", "training")
+MOMENTS = (*PHASES, "push", "snapshot", "update", "checkpoint", "time")
+KINDS = {
+    "node": 4,
+    "power": 2,
+    "two nodes": 2,
+    "rack": 1,
+    "spare": 2,
+    "worker": 3,
+    "stopped worker": 1,
+    "deadlock": 1,
+    "frozen node": 2,
+    "coordinator": 3,
+    "connection": 2,
+    "partition": 2,
+    "one-way partition": 2,
+    "partition of two": 2,
+    "slow storage": 1,
+    "full storage": 1,
+}
+"""What can go wrong, and how often in relation to the others."""
 
 
 @dataclass(kw_only=True)
@@ -34,13 +55,14 @@ def draw(world: World, count: int) -> list[Fault]:
     faults = []
     for _ in range(count):
         moment = world.dice.choice(MOMENTS)
-        nth = world.dice.choice((1, 1, 2, 2, 3)) if moment in MOMENTS[:5] else world.dice.randint(1, 40)
+        nth = world.dice.choice((1, 1, 2, 2, 3)) if moment in PHASES else world.dice.randint(1, 40)
         delay_s = (
             world.between(3.0, 40.0)
             if moment == "time"
             else world.dice.choice((0.0, 0.01, 0.1, 1.0)) * world.between(0.0, 1.0)
         )
-        faults.append(Fault(kind=world.dice.choice(KINDS), moment=moment, nth=nth, delay_s=delay_s))
+        kind = world.dice.choices(list(KINDS), list(KINDS.values()))[0]
+        faults.append(Fault(kind=kind, moment=moment, nth=nth, delay_s=delay_s))
     return faults
 
 
@@ -52,7 +74,7 @@ class Saboteur:
         self._job = job
         self._armed = [fault for fault in faults if fault.moment != "time"]
         self.last_at = 0.0
-        self.struck = 0
+        self.struck: Counter[str] = Counter()
         for fault in faults:
             job.world.note(f"armed: {fault}")
             if fault.moment == "time":
@@ -68,34 +90,132 @@ class Saboteur:
                     self._job.world.after(fault.delay_s, self._strike, fault)
 
     def _strike(self, fault: Fault) -> None:
-        job, world = self._job, self._job.world
-        self.last_at, self.struck = world.now, self.struck + 1
+        world = self._job.world
+        self.struck[fault.kind] += 1
+        self._lasts(0.0)
         world.note(f"FAULT: {fault.kind}")
-        members, spares = job.members(), job.spares()
-        if fault.kind in ("node", "two nodes") and members:
-            for victim in world.dice.sample(members, min(len(members), 1 if fault.kind == "node" else 2)):
-                victim.die("node fault")
-        elif fault.kind == "spare" and spares:
-            world.dice.choice(spares).die("node fault")
-        elif fault.kind == "worker":
-            workers = [worker for agent in job.living() for worker in agent.workers.values()]
-            if workers:
-                world.dice.choice(workers).exit(-9)
-        elif fault.kind == "coordinator":
-            job.server.crash()
-            world.after(world.between(0.05, 8.0), job.start_server)
-        elif fault.kind in ("connection", "partition"):
-            self._cut(fault.kind)
+        getattr(self, "_" + fault.kind.replace(" ", "_").replace("-", "_"))()
 
-    def _cut(self, kind: str) -> None:
-        job, world = self._job, self._job.world
-        connected = [agent for agent in job.living() if agent.connection is not None]
-        if not connected:
-            return
-        connection = world.dice.choice(connected).connection
-        assert connection is not None, "only connected agents were chosen"
-        world.note(f"{kind} of {connection.agent.node}")
-        if kind == "connection":
-            connection.cut()
-        elif kind == "partition":
-            connection.stall(world.between(1.0, 12.0))
+    def _lasts(self, seconds: float) -> float:
+        """The fault is over after so many seconds."""
+        self.last_at = max(self.last_at, self._job.world.now + seconds)
+        return seconds
+
+    # --- processes and hosts -----------------------------------------------------------------------------------------
+
+    def _kill(self, count: int, *, silent: bool = False) -> None:
+        members = self._job.members()
+        for victim in self._job.world.dice.sample(members, min(len(members), count)):
+            victim.die("node fault", silent=silent)
+
+    def _node(self) -> None:
+        self._kill(1)
+
+    def _power(self) -> None:
+        self._kill(1, silent=True)
+
+    def _two_nodes(self) -> None:
+        self._kill(2)
+
+    def _rack(self) -> None:
+        nodes = [node for node in self._job.living() if self._job.domain_of(node.id)]
+        if nodes:
+            rack = self._job.domain_of(self._job.world.dice.choice(nodes).id)
+            for victim in [node for node in nodes if self._job.domain_of(node.id) == rack]:
+                victim.die(f"{rack} fails")
+
+    def _spare(self) -> None:
+        spares = self._job.spares()
+        if spares:
+            self._job.world.dice.choice(spares).die("node fault")
+
+    def _worker(self) -> None:
+        for worker in self._some_worker():
+            worker.exit(-9)
+
+    def _stopped_worker(self) -> None:
+        for worker in self._some_worker():
+            self._job.world.note(f"{worker.name} is stopped")
+            worker.stop()
+
+    def _deadlock(self) -> None:
+        """Found by its peers, in a collective that it never enters. So one must be left, and both must train."""
+        stuck = any(worker.stuck for node in self._job.living() for worker in node.workers)
+        for worker in self._some_worker():
+            if (
+                worker.generation
+                and worker.step < self._job.setup.steps
+                and not stuck
+                and self._job.chronicle.slots > 1
+            ):
+                self._job.world.note(f"the main thread of {worker.name} hangs")
+                worker.stuck = True
+
+    def _some_worker(self) -> list[WorkerModel]:
+        workers = [worker for node in self._job.living() for worker in node.workers if worker.alive]
+        return [self._job.world.dice.choice(workers)] if workers else []
+
+    def _frozen_node(self) -> None:
+        nodes = self._job.living()
+        if nodes:
+            node = self._job.world.dice.choice(nodes)
+            seconds = self._lasts(self._job.world.between(0.5, 12.0))
+            self._job.world.note(f"{node.id} stands still for {seconds:.3f} s")
+            node.freeze(seconds)
+
+    def _coordinator(self) -> None:
+        world = self._job.world
+        self._job.crash_server()
+        world.after(
+            self._lasts(world.between(*world.dice.choice(((0.05, 8.0), (0.05, 8.0), (30.0, 90.0))))), self._restart
+        )
+
+    def _restart(self) -> None:
+        self._job.start_server()
+
+    # --- network -----------------------------------------------------------------------------------------------------
+
+    def _connection(self) -> None:
+        nodes = [node for node in self._job.living() if node.link is not None and not node.link.closed]
+        if nodes:
+            node = self._job.world.dice.choice(nodes)
+            self._job.world.note(f"connection of {node.id}")
+            assert node.link is not None, "only connected nodes were chosen"
+            node.link.reset()
+
+    def _partition(self) -> None:
+        for node, seconds in self._some_node():
+            self._job.network.shut(node, "*", seconds)
+            self._job.network.shut("*", node, seconds)
+
+    def _one_way_partition(self) -> None:
+        for node, seconds in self._some_node():
+            ends = [node, self._job.world.dice.choice(("*", "head"))]
+            self._job.world.dice.shuffle(ends)
+            self._job.world.note(f"from {ends[0]} to {ends[1]}")
+            self._job.network.shut(ends[0], ends[1], seconds)
+
+    def _partition_of_two(self) -> None:
+        nodes = self._job.living()
+        if len(nodes) > 1:
+            first, second = self._job.world.dice.sample([node.id for node in nodes], 2)
+            seconds = self._lasts(self._job.world.between(1.0, 12.0))
+            self._job.world.note(f"{first} and {second} for {seconds:.3f} s")
+            self._job.network.shut(first, second, seconds)
+            self._job.network.shut(second, first, seconds)
+
+    def _some_node(self) -> list[tuple[str, float]]:
+        nodes = self._job.living()
+        if not nodes:
+            return []
+        node, seconds = self._job.world.dice.choice(nodes).id, self._lasts(self._job.world.between(1.0, 12.0))
+        self._job.world.note(f"{node} for {seconds:.3f} s")
+        return [(node, seconds)]
+
+    # --- storage -----------------------------------------------------------------------------------------------------
+
+    def _slow_storage(self) -> None:
+        self._job.storage.slow_to = self._job.world.now + self._lasts(self._job.world.between(5.0, 60.0))
+
+    def _full_storage(self) -> None:
+        self._job.storage.full_to = self._job.world.now + self._lasts(self._job.world.between(5.0, 60.0))

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
 
+from hotswap.config import CoordinatorConfig, Timing
 from hotswap.core import messages as m
-from hotswap.core.coordinator import Limits
-from hotswap.core.events import Exit, Record
-from hotswap.core.types import HeldKind, NodeId, SourceKind
-from hotswap.errors import EXIT_OK, EXIT_REQUEUE
-from hotswap.sim.agent import AgentModel
+from hotswap.core.events import Effect, Exit, Record, Send
+from hotswap.core.types import HeldKind, NodeId, Slot, SourceKind
+from hotswap.errors import EXIT_OK, EXIT_REQUEUE, PeerUnreachable
+from hotswap.replication.sections import SectionKind
 from hotswap.sim.chronicle import Chronicle, Copy, State, Violation
-from hotswap.sim.fabric import Fabric
+from hotswap.sim.fabric import TIMEOUT_S, Fabric
 from hotswap.sim.faults import Saboteur, draw
-from hotswap.sim.network import Server
+from hotswap.sim.memory import MemoryModel, read_unique
+from hotswap.sim.network import DELAY_S, Link, Network, connection
+from hotswap.sim.node import NodeModel
+from hotswap.sim.process import ProcessLoop
+from hotswap.sim.server import ServerModel
+from hotswap.sim.storage import Storage
 from hotswap.sim.world import World
+from hotswap.wire.channels import control_codec
 
 Range = tuple[float, float]
 CALM_S = 400.0
-"""After the last fault a job must have ended within so many simulated seconds."""
+"""After the last fault a job must have ended within so many simulated seconds, and the time-out of collectives if one hangs."""
+HEAD = "head"
+"""The coordinator's host."""
+CODEC = control_codec()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +37,8 @@ class Setup:
     """A job and its surroundings. ``versions``, ``gate`` and ``drop_undone`` can be spoilt, to see the checkers find it.
 
     ``event_log``: a restarted coordinator still has the log of the one before it. ``flaky``: share of transfers that fail.
+    ``shared``: every slot has state that all others have too and that is not replicated. ``durable_steps``: between durable
+    checkpoints; 0: none. ``device``: snapshots are copied behind the computation. ``paced``: snapshots move apart at random.
     """
 
     nodes_active: int
@@ -36,6 +49,10 @@ class Setup:
     faults: int
     flaky: float
     event_log: bool
+    shared: bool
+    durable_steps: int
+    device: bool
+    paced: bool
     spare_first: bool
     versions: int = 2
     gate: bool = True
@@ -47,13 +64,18 @@ class Setup:
     restore_s: Range = (0.001, 0.1)
     transfer_s: Range = (0.002, 0.1)
 
+    def __str__(self) -> str:
+        """For transcripts."""
+        return " ".join(f"{field.name}={getattr(self, field.name)}" for field in fields(self))
+
 
 def draw_setup(world: World, **spoilt: object) -> Setup:
     """A random job."""
     dice = world.dice
     slow = dice.random() < 0.3
+    nodes_active = dice.randint(1, 4)
     values: dict[str, object] = {
-        "nodes_active": dice.randint(1, 4),
+        "nodes_active": nodes_active,
         "spares": dice.randint(1, 3),
         "width": dice.randint(1, 2),
         "steps": dice.randint(6, 14),
@@ -61,6 +83,10 @@ def draw_setup(world: World, **spoilt: object) -> Setup:
         "faults": dice.randint(1, 4),
         "flaky": dice.choice((0.0, 0.0, 0.05)),
         "event_log": dice.random() < 0.7,
+        "shared": dice.random() < 0.5,
+        "durable_steps": dice.choice((0, 0, 2, 3)),
+        "device": dice.random() < 0.3,
+        "paced": dice.random() < 0.3,
         "spare_first": dice.random() < 0.5,
         "transfer_s": (0.05, 0.8) if slow else (0.002, 0.1),
     }
@@ -75,58 +101,149 @@ class JobModel:
         self.seed = seed
         self.world = World(seed)
         self.setup = draw_setup(self.world, **spoilt)
-        self.limits = Limits(
-            nodes_active=self.setup.nodes_active,
-            nodes_max=self.setup.nodes_active + self.setup.spares,
-            width=self.setup.width,
-            spare_first=self.setup.spare_first,
+        self.timing = Timing()
+        self.nodes_max = self.setup.nodes_active + self.setup.spares
+        self.chronicle = Chronicle(
+            slots=self.setup.nodes_active * self.setup.width,
+            strict=self.setup.event_log,
+            # What one node has alone nobody shares.
+            shared=self.setup.shared and self.setup.nodes_active > 1,
         )
-        self.chronicle = Chronicle(slots=self.setup.nodes_active * self.setup.width, strict=self.setup.event_log)
-        self.fabric = Fabric(self.world, self.chronicle)
-        self.server = Server(self)
-        self.agents: dict[NodeId, AgentModel] = {}
+        self.network = Network(self.world)
+        self.storage = Storage(self.world, self.chronicle)
+        self.fabric = Fabric(self.world, self.chronicle, self.network.open_at)
+        self.log: list[dict[str, object]] = []
+        self.loops: list[ProcessLoop] = []
+        self.server: ServerModel | None = None
+        self.nodes: dict[NodeId, NodeModel] = {}
+        self.files: dict[int, MemoryModel] = {}
         self.exit: Exit | None = None
         self.gone_on = 0
+        self._last_plan: m.Plan | None = None
         self._names = 0
+        self._pids = 0
         self.world.note(f"seed {seed}: {self.setup}")
-        self.saboteur = Saboteur(self, draw(self.world, self.setup.faults))
+        faults = draw(self.world, self.setup.faults)
+        self.calm_s = CALM_S + TIMEOUT_S * sum(fault.kind == "deadlock" for fault in faults)
+        self.saboteur = Saboteur(self, faults)
 
     def run(self) -> None:
         """Simulate until the job ends. Violation if a promise is broken, or nothing happens any more."""
+        try:
+            self._run()
+        finally:
+            for loop in self.loops:
+                loop.close()
+
+    def _run(self) -> None:
         self.start_server()
-        for _ in range(self.limits.nodes_max):
+        for _ in range(self.nodes_max):
             self.world.after(self.world.between(0.0, 1.0), self.add_node)
         self.world.after(1.0, self._replace_lost)
         while self.exit is None:
             before = self.world.now
-            self.world.run(self.saboteur.last_at + CALM_S)
-            if self.exit is None and self.world.now <= max(before, self.saboteur.last_at + CALM_S):
-                raise Violation(f"{CALM_S:g} s after the last fault the job has not ended")
+            self.world.run(self.saboteur.last_at + self.calm_s)
+            if self.exit is None and self.world.now <= max(before, self.saboteur.last_at + self.calm_s):
+                raise Violation(f"{self.calm_s:g} s after the last fault the job has not ended")
         if self.exit.exit_code == EXIT_OK:
             self.chronicle.finish(self.setup.steps)
 
-    # --- nodes -----------------------------------------------------------------------------------------------------
+    # --- helpers ---------------------------------------------------------------------------------------------------
+
+    def between(self, range_s: Range) -> float:
+        """A random duration."""
+        return self.world.between(*range_s)
+
+    def make_memory(self, nbytes: int) -> MemoryModel:
+        """A memory file."""
+        file = MemoryModel(len(self.files) + 100, nbytes)
+        self.files[file.fd] = file
+        return file
+
+    def new_loop(self, name: str) -> ProcessLoop:
+        """Of a new process."""
+        loop = ProcessLoop(self.world, name)
+        self.loops.append(loop)
+        return loop
+
+    def new_pid(self) -> int:
+        """Of a new process."""
+        self._pids += 1
+        return self._pids
+
+    def peers_of(self, slot: Slot) -> tuple[Slot, ...]:
+        """The slots that have the same shared state."""
+        return tuple(other for other in range(self.chronicle.slots) if other != slot) if self.chronicle.shared else ()
+
+    # --- processes -------------------------------------------------------------------------------------------------
 
     def start_server(self) -> None:
         """Start a coordinator unless there is one."""
-        if self.server.machine is None:
-            self.server.start()
+        if self.server is not None:
+            return
+        if not self.setup.event_log:
+            self.log.clear()
+        config = CoordinatorConfig(
+            job_id="job",
+            token="simulated job, no secret",
+            restarted=bool(self.log),
+            nodes_active=self.setup.nodes_active,
+            nodes_max=self.nodes_max,
+            nproc_per_node=self.setup.width,
+            timing=self.timing,
+            spare_first=self.setup.spare_first,
+            events_path="",
+        )
+        loop = self.new_loop("the coordinator")
+        loop.enter(self._boot_server, loop, config)
+
+    def _boot_server(self, loop: ProcessLoop, config: CoordinatorConfig) -> None:
+        self.server = ServerModel(self, loop, config)
+        self.server.start()
+
+    def crash_server(self) -> None:
+        """The coordinator's process is gone, with all connections."""
+        server, self.server = self.server, None
+        if server is not None:
+            self.world.note("the coordinator crashes")
+            for node in self.living():
+                if node.link is not None and node.link.peer.loop is server.loop:
+                    node.link.peer.reset()
+            server.loop.dead = True
+
+    async def connect(self, node: NodeModel) -> Link:
+        """A connection of an agent to the coordinator. PeerUnreachable if there is none, or no way to it."""
+        connect_s = self.timing.connect_s
+        way_s = max(self.network.open_at(node.id, HEAD), self.network.open_at(HEAD, node.id)) - self.world.now
+        await asyncio.sleep(min(way_s, connect_s) + self.between(DELAY_S))
+        if way_s > connect_s or self.server is None:
+            raise PeerUnreachable("the coordinator cannot be reached")
+        near, far = connection(self.network, [(node.loop, node.id), (self.server.loop, HEAD)], CODEC)
+        self.server.loop.enter(self.server.accept, far)
+        return near
 
     def add_node(self) -> None:
-        """A new node joins."""
-        self._names += 1
-        node = f"n{self._names}#1"
+        """A new node joins, or one that was lost under its old name."""
+        gone = sorted(node.id for node in self.nodes.values() if not node.alive)
+        if gone and self.world.chance(0.3):
+            name, _, incarnation = self.world.dice.choice(gone).partition("#")
+            while f"{name}#{incarnation}" in self.nodes:
+                incarnation = str(int(incarnation) + 1)
+        else:
+            self._names += 1
+            name, incarnation = f"n{self._names}", "1"
+        node = f"{name}#{incarnation}"
         self.world.note(f"{node} joins")
-        self.agents[node] = AgentModel(self, node)
+        self.nodes[node] = NodeModel(self, node)
 
     def _replace_lost(self) -> None:
         """The cluster gives another node for each lost one, after a while."""
-        for _ in range(self.limits.nodes_max - len(self.living())):
+        for _ in range(self.nodes_max - len(self.living())):
             self.world.after(self.world.between(1.0, 15.0), self._add_if_short)
         self.world.after(20.0, self._replace_lost)
 
     def _add_if_short(self) -> None:
-        if len(self.living()) < self.limits.nodes_max:
+        if len(self.living()) < self.nodes_max:
             self.add_node()
 
     def domain_of(self, node: NodeId) -> str:
@@ -134,31 +251,17 @@ class JobModel:
         number = int(node[1:].split("#")[0])
         return f"rack{number % self.setup.domains}" if self.setup.domains else ""
 
-    def living(self) -> list[AgentModel]:
-        """Agents that are alive."""
-        return [agent for agent in self.agents.values() if agent.alive]
+    def living(self) -> list[NodeModel]:
+        """Nodes that are alive."""
+        return [node for node in self.nodes.values() if node.alive]
 
-    def members(self) -> list[AgentModel]:
-        """Living agents that believe to be members."""
-        return [agent for agent in self.living() if agent.active]
+    def members(self) -> list[NodeModel]:
+        """Living nodes that believe to be members."""
+        return [node for node in self.living() if node.agent.active]
 
-    def spares(self) -> list[AgentModel]:
-        """Living agents that don't."""
-        return [agent for agent in self.living() if not agent.active]
-
-    # --- durable checkpoints are not part of the model: memory has to do -------------------------------------------------
-
-    def checkpoint_step(self) -> int | None:
-        """There is no checkpoint."""
-        return None
-
-    def checkpoint(self, slot: int, step: int) -> State:
-        """There is no checkpoint."""
-        raise Violation(f"slot {slot} was to be restored from a checkpoint of step {step}, which does not exist")
-
-    def commit_checkpoint(self, step: int) -> None:
-        """There is no checkpoint."""
-        raise Violation(f"a checkpoint of step {step} was committed, which does not exist")
+    def spares(self) -> list[NodeModel]:
+        """Living nodes that don't."""
+        return [node for node in self.living() if not node.agent.active]
 
     # --- what the coordinator does ---------------------------------------------------------------------------------
 
@@ -166,67 +269,115 @@ class JobModel:
         """A moment at which a fault may wait."""
         self.saboteur.moment(name)
 
-    def on_record(self, record: Record) -> None:
-        """A line of the event log."""
-        fields = {key: value for key, value in record.fields.items() if key != "generation"}
-        self.world.note(f"* {record.event} {fields}")
+    def observe(self, effects: Iterable[Effect]) -> None:
+        """What the coordinator has decided, before anybody hears of it."""
+        for effect in effects:
+            if isinstance(effect, Record):
+                self._on_record(effect)
+            elif isinstance(effect, Send):
+                self._on_send(effect.node, effect.message)
+            elif isinstance(effect, Exit):
+                self._on_exit(effect)
+
+    def _on_record(self, record: Record) -> None:
+        details = {key: value for key, value in record.fields.items() if key != "generation"}
+        self.world.note(f"* {record.event} {details}")
         if record.event == "step_committed":
             step = record.fields["step"]
             assert isinstance(step, int), "steps are numbers"
             self.chronicle.counted(step)
+        elif record.event == "job_started" and not self.setup.event_log:
+            self._on_job_started()
         elif record.event == "node_lost":
             self.chronicle.lost(str(record.fields["node"]))
 
-    def on_send(self, node: NodeId, message: m.ToAgent) -> None:
-        """A message leaves the coordinator."""
+    def _on_job_started(self) -> None:
+        """Another job begins if no log tells of this one and nobody speaks of it.
+
+        If somebody is only cut off, there are two jobs then; what becomes of them is not a promise.
+        """
+        if any(node.agent.generation for node in self.living()):
+            self.world.note("nobody who has come so far knows of the job, and there is no log")
+            self.exit = Exit(exit_code=EXIT_REQUEUE, reason="begun anew beside itself")
+            self.world.over = True
+        self.chronicle.begin_anew()
+        self.gone_on = 0
+
+    def _on_send(self, node: NodeId, message: m.ToAgent) -> None:
         self.world.note(f"{node} <- {type(message).__name__} {getattr(message, 'generation', '')}")
         if isinstance(message, m.Fence):
             self.chronicle.membership(message.generation, message.places)
-        elif isinstance(message, m.Plan) and message.generation not in self.chronicle.planned:
-            self.world.note(f"{message}")
-            self._note_absent()
-            places = self.chronicle.memberships[message.generation]
-            fresh = any(source.kind is SourceKind.FRESH for source in message.sources.values())
-            self.chronicle.plan(message.generation, places, message.resume_step, self._copies(), fresh=fresh)
+        elif isinstance(message, m.Plan) and message is not self._last_plan:
+            self._on_plan(message)
         elif isinstance(message, m.Go) and message.generation > self.gone_on:
             self.gone_on = message.generation
-            self._check_go(message.generation)
+            self._on_go(message.generation)
 
-    def _check_go(self, generation: int) -> None:
+    def _on_plan(self, plan: m.Plan) -> None:
+        self.world.note(f"{plan}")
+        self._note_absent()
+        self._last_plan = plan
+        known = any(node.agent.generation >= plan.generation and node.agent.training for node in self.living())
+        if not known and not self.setup.event_log:
+            # Without a log a number may be used again that nobody knows any more.
+            self.chronicle.planned.pop(plan.generation, None)
+            self.gone_on = min(self.gone_on, plan.generation - 1)
+        kinds = {source.kind for source in plan.sources.values()}
+        durable = self.storage.state(plan.resume_step) if SourceKind.CHECKPOINT in kinds else None
+        self.chronicle.plan(
+            plan.generation,
+            self.chronicle.memberships[plan.generation],
+            plan.resume_step,
+            self._copies(),
+            fresh=SourceKind.FRESH in kinds,
+            durable=durable,
+        )
+
+    def _on_go(self, generation: int) -> None:
         self.chronicle.trained = True
         places = self.chronicle.planned[generation]
-        agents = [self.agents[node] for node in places]
-        states = {slot: worker.state for agent in agents for slot, worker in sorted(agent.workers.items())}
-        plan = next((agent.plan for agent in agents if agent.plan is not None), None)
-        holders = plan.holders if plan is not None else {}
+        assert self._last_plan is not None, "a generation goes after its plan"
+        holders = self._last_plan.holders
+        states: dict[int, State] = {}
+        for place in places:
+            states.update({worker.slot: worker.state for worker in self.nodes[place].workers})
         if len(states) < self.chronicle.slots:
             return  # Somebody died after the last word that the coordinator heard; the next generation will tell.
         self.chronicle.go(states, frozenset({*places, *holders.values()}), covered=len(holders) == len(states))
 
+    def _connected(self) -> list[NodeId]:
+        return list(self.server.machine.job.roster) if self.server is not None else []
+
     def _note_absent(self) -> None:
+        connected = self._connected()
         for node in self.chronicle.guarded:
-            if node not in self.server.links:
+            if node not in connected or not self.nodes[node].alive:
                 self.chronicle.lost(node)
 
     def _copies(self) -> list[Copy]:
         """Everything whole in the memories that the coordinator can ask."""
-        return [
-            Copy(node=node, slot=slot, own=kind is HeldKind.OWN, state=buffer.content)
-            for node in sorted(self.server.links)
-            if self.agents[node].alive
-            for kind, slot, buffer in self.agents[node].memory.complete_ones()
-        ]
+        copies = []
+        for node in self._connected():
+            vault = self.nodes[node].keeper.vault
+            for item in vault.inventory() if self.nodes[node].alive else ():
+                with vault.open(item.slot, item.step, SectionKind.UNIQUE, item.kind) as lease:
+                    copies.append(
+                        Copy(node=node, slot=item.slot, own=item.kind is HeldKind.OWN, state=read_unique(lease.view))
+                    )
+        return copies
 
-    def on_exit(self, effect: Exit) -> None:
+    def _on_exit(self, effect: Exit) -> None:
         """The coordinator ends the job."""
         self.world.note(f"exit {effect.exit_code}: {effect.reason}")
         self.exit = effect
         self.world.over = True
-        if effect.exit_code == EXIT_OK:
+        assert self.server is not None, "a coordinator has ended the job"
+        if effect.exit_code == EXIT_OK or not self.server.machine.job.protected:
             return
-        if effect.exit_code != EXIT_REQUEUE or not self.chronicle.trained:
+        # A restore that is interrupted leaves a worker as torn as an update does: whether it has ever trained nobody can tell.
+        if effect.exit_code != EXIT_REQUEUE or not (self.chronicle.trained or self.server.machine.job.started):
             raise Violation(f"the job ended with {effect.exit_code}: {effect.reason}")
-        machine = self.server.machine
-        assert machine is not None and machine.membership is not None, "a job that trained has a membership"
+        membership = self.server.machine.membership
+        assert membership is not None, "a job that trained has a membership"
         self._note_absent()
-        self.chronicle.resume(-1, machine.membership.places, self._copies())
+        self.chronicle.resume(-1, membership.places, self._copies())

@@ -1,92 +1,83 @@
-"""One training process: the step loop with its commit gate, and what it does when its generation ends.
+"""One training process: what ``session/session.py`` does with its threads and torch, as a generator in virtual time.
 
-The thread that trains is a generator. It yields how long it is busy (seconds) or what it waits for.
+This is a model: the step loop with its commit gate, snapshots, and what happens when a generation ends. The mailbox, the
+messages and the memory are production's. The generator yields how long it is busy (seconds) or what it waits for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Union
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Union, cast
 
 from hotswap.core import messages as m
-from hotswap.core.types import SourceKind, WorkerState
+from hotswap.core.types import NodeId, SourceKind
+from hotswap.errors import Fenced, IntegrityError, PeerUnreachable
+from hotswap.session.mailbox import Mailbox
 from hotswap.sim.chronicle import GARBAGE, ROOT, State
 from hotswap.sim.fabric import Key
-from hotswap.sim.world import Pipe, Timer
+from hotswap.sim.memory import MemoryModel, read_state, read_unique, snapshot_nbytes, spoil, write_state
+from hotswap.sim.network import Pipe
+from hotswap.sim.world import Timer
+from hotswap.wire import worker_messages as w
+from hotswap.wire.channels import worker_codec
 
 if TYPE_CHECKING:
-    from hotswap.sim.agent import AgentModel
+    from hotswap.sim.job import JobModel
 
-LOCAL_DELAY_S = (0.0001, 0.003)
-Yield = Union[float, Callable[[], bool]]
+CODEC = worker_codec()
+GROWTH = 1.25
+FOREVER = 1e9
+Yield = Union[float, Callable[[], object]]
 Thread = Generator[Yield, None, None]
 
 
-class Ended(Exception):
-    """The generation has ended; whatever was under way is void."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Load:
-    """Agent to worker: go to this state. ``buffer`` below 0: there is none in memory."""
-
-    plan: m.Plan
-    source: SourceKind
-    buffer: int
-    free: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Said:
-    """Worker to agent."""
-
-    what: str
-    generation: int
-    step: int = 0
-    buffer: int = 0
-    state: WorkerState | None = None
-
-
 class WorkerModel:
-    """``step``, ``history`` and ``position`` are the live state; the listening thread is ``hear``."""
+    """``state`` and ``step`` are live; ``hear`` is the listening thread."""
 
-    def __init__(self, agent: AgentModel, slot: int, number: int) -> None:
-        """*number* tells processes of one slot apart."""
-        self.agent = agent
-        self.world = agent.world
+    def __init__(
+        self, job: JobModel, node: NodeId, slot: int, pid: int, *, rehearse: bool, on_end: Callable[[int], None]
+    ) -> None:
+        """*on_end* gets the exit status."""
+        self.job = job
+        self.world = job.world
+        self.node = node
         self.slot = slot
-        self.name = f"slot {slot}.{number}"
+        self.name = f"slot {slot}.{pid}"
+        self.up: Pipe
         self.alive = True
         self.crashed = False
-        self.up = Pipe(self.world, LOCAL_DELAY_S, lambda said: agent.hear_worker(self, said))
-        self.down = Pipe(self.world, LOCAL_DELAY_S, self.hear)
+        self.frozen_to = 0.0
+        self.stopped_since: float | None = None
+        self.stuck = False
+        self.mailbox = Mailbox(cast(Any, None))
+        self.files: list[MemoryModel] = []
         self.state = State(step=0, history=ROOT, position=0)
         self.step = 0
+        self.kept = self.state
+        """The state of the last snapshot."""
         self.dirty = self.torn = False
         self.generation = 0
-        self.told = 0
-        self.load: Load | None = None
-        self.go = 0
-        self.acked = -1
-        self.free = 0
+        self.membership = ""
+        self.interval = 1
+        self.copying: w.SnapshotDone | None = None
+        """A snapshot whose copy off the device is under way; it counts once that is done, or never."""
+        self._rehearse = rehearse
+        self._on_end = on_end
         self._parked_for = 0
-        self._waiting: Callable[[], bool] | None = None
+        self._waiting: Callable[[], object] | None = None
         self._in: Key | None = None
         self._result: int | None = None
         self._broken = False
-        self._timer: Timer | None = None
         self._thread = self._life()
-        self._timer = self.world.after(self.world.between(*agent.setup.build_s), self._advance)
-        # What the agent knows of it.
-        self.built = self.unwanted = self.restored = False
-        self.loaded = 0
-        self.parked: Said | None = None
+        self._timer: Timer = self.world.after(0.0, self._advance)
 
     # --- the thread ------------------------------------------------------------------------------------------------
 
     def _advance(self, error: Exception | None = None) -> None:
         """Run the thread until it is busy or waits."""
+        if self._postponed(self._advance, error) or self.stuck:
+            return
         self._waiting = None
         try:
             while self.alive:
@@ -100,11 +91,30 @@ class WorkerModel:
                     return
         except StopIteration:
             self.exit(0)
+        except PeerUnreachable as failure:
+            self.world.note(f"{self.name}: {failure}")
+            self.exit(1)
 
     def poke(self) -> None:
         """Something has changed: see whether the thread can go on."""
-        if self.alive and self._waiting is not None and self._waiting():
+        if self._waiting is None or self.stuck or self._postponed(self.poke):
+            return
+        if self._waiting():
             self._advance()
+
+    def _postponed(self, call: Callable[..., None], *args: Any) -> bool:
+        if self.alive and self.world.now < self.frozen_to:
+            self.world.at(self.frozen_to, call, *args)
+            return True
+        return not self.alive
+
+    def freeze(self, seconds: float) -> None:
+        """Stop all its threads for a while."""
+        self.frozen_to = max(self.frozen_to, self.world.now + seconds)
+
+    def stop(self) -> None:
+        """SIGSTOP, for good."""
+        self.frozen_to, self.stopped_since = FOREVER, self.world.now
 
     def exit(self, status: int) -> None:
         """End the process. What it has said will still be heard."""
@@ -112,83 +122,101 @@ class WorkerModel:
             return
         self.alive = False
         self.crashed = status != 0
-        self.down.cut_off = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
         self.world.note(f"{self.name} ends with {status}")
         if self.crashed:
-            self.agent.job.fabric.died(self.generation, self.slot)
-        delay = self.up.cut(keep_all=True)
-        self.world.after(delay + self.world.between(0.0005, 0.01), self.agent.worker_ended, self, status)
+            self.job.fabric.died(self.membership, self.slot)
+        self.up.cut(keep_all=True)
+        self._on_end(status)
 
     # --- the listening thread --------------------------------------------------------------------------------------
 
-    def hear(self, message: object) -> None:
+    def hear(self, data: bytes, files: list[MemoryModel]) -> None:
         """A message from the agent."""
-        if not self.alive:
+        if self._postponed(self.hear, data, files):
             return
-        if isinstance(message, m.Fence):
-            self.told, self.load, self.acked = message.generation, None, -1
-            if 0 < self.generation < self.told:
-                self.world.after(self.world.between(0.001, 0.06), self._abort, self.told)
-        elif isinstance(message, Load):
-            self.load, self.free = message, message.free
-        elif isinstance(message, m.Go):
-            self.go = message.generation
-        elif isinstance(message, tuple) and message[0] == self.told:
-            # A snapshot may be pushed twice, and the second acknowledgement of an old one come last.
-            self.acked, self.free = max(self.acked, message[1]), message[2]
+        message = CODEC.decode(data)
+        if isinstance(message, w.Granted):
+            self.files = files
+        elif isinstance(message, w.Finish):
+            self.exit(message.exit_code)
+            return
+        self.mailbox.put(message)
+        if isinstance(message, m.Fence) and 0 < self.generation < message.generation:
+            # Copies behind a device that may take in garbage from now on never count.
+            if self.copying is not None and self.world.chance(0.5):
+                self.state = GARBAGE
+            self.world.after(self.world.between(0.001, 0.06), self._abort, message.generation)
         self.poke()
 
     def _abort(self, told: int) -> None:
         """Shut the connections: whoever waits in a collective falls out of it, maybe with rubbish instead of an error."""
-        if self.alive and self._in is not None and self.generation < told:
-            if self.world.chance(0.2):
-                self._result = GARBAGE.history
-                self.poke()
-            elif self._waiting is not None:
-                self._in = None
-                self._advance(Ended())
+        if self._postponed(self._abort, told) or self._in is None or self.generation >= told:
+            return
+        if self.world.chance(0.2):
+            self._result = GARBAGE.history
+            self.poke()
+        elif self._waiting is not None:
+            self._in = None
+            self._advance(Fenced("aborted"))
 
     # --- collectives -----------------------------------------------------------------------------------------------
 
-    def _collective(self, name: str, sample: int = 0) -> Thread:
-        key = (self.generation, name, 0 if name == "connect" else self.step)
+    def _collective(self, name: str, *, sample: int = 0, relied: State | None = None, proposal: int = 1) -> Thread:
+        key = (self.membership, name, 0 if name == "connect" else self.step)
         self._in, self._result, self._broken = key, None, False
-        self.agent.job.fabric.enter(key, self, self.state, sample)
+        self.job.fabric.enter(key, self, self.state, sample=sample, relied=relied, proposal=proposal)
         yield lambda: self._result is not None or self._broken
         self._in = None
         if self._broken:
-            self.say("trouble")
-            yield lambda: self.told > self.generation
-            raise Ended
+            yield from self._trouble("connection reset by peer")
 
-    def complete(self, key: Key, history: int) -> None:
+    def _trouble(self, detail: str) -> Thread:
+        """A collective failed: a fence will explain it, or the script fails."""
+        self.say(w.Trouble(generation=self.generation, detail=detail))
+        end = self.world.now + 10 * self.job.timing.detection_budget_s
+        self.world.at(end, self.poke)
+        yield lambda: self._fenced() or self.world.now >= end
+        self._check()
+        raise PeerUnreachable(f"{detail}, and nobody said why")
+
+    def complete(self, key: Key, result: int) -> None:
         """The collective is through."""
         if self._in == key and self._result is None:
-            self._result = history
+            self._result = result
             self.poke()
 
     def break_off(self, key: Key) -> None:
-        """A connection broke in the collective."""
+        """A connection broke in the collective, or its time is up."""
         if self._in == key and self._result is None:
             self._broken = True
             self.poke()
 
     # --- what the process does -------------------------------------------------------------------------------------
 
-    def say(self, what: str, step: int = 0, buffer: int = 0, state: WorkerState | None = None) -> None:
+    def say(self, message: Any) -> None:
         """Tell the agent."""
-        generation = self.told if what == "parked" else self.generation
-        self.up.send(Said(what=what, generation=generation, step=step, buffer=buffer, state=state))
+        self.up.send(CODEC.encode(message))
+
+    def _fenced(self) -> bool:
+        return self.mailbox.fenced(self.generation)
 
     def _check(self) -> None:
-        if self.told > self.generation:
-            raise Ended
+        self.mailbox.require(self.generation)
+
+    def _wait(self, condition: Callable[[], object]) -> Thread:
+        """As ``Mailbox.wait`` does."""
+        yield lambda: condition() or self._fenced()
+        self._check()
 
     def _life(self) -> Thread:
-        setup = self.agent.setup
-        self.say("built")
+        setup = self.job.setup
+        yield self.world.between(0.01, 0.1)
+        self.say(w.Joined())
+        yield self.job.between(setup.build_s)
+        if self._rehearse:
+            yield self.job.between(setup.build_s)
+        self.say(w.Built(shape="model", peers=self.job.peers_of(self.slot), rehearsed=self._rehearse))
         running = False
         while True:
             try:
@@ -197,105 +225,201 @@ class WorkerModel:
                     running = True
                 if self.step >= setup.steps:
                     yield from self._wait_acked()
-                    yield from self._collective("last gate")
+                    yield from self._collective("last gate", relied=self.kept)
                     yield self.world.between(0.0, 0.3)
                     return
                 yield from self._attempt()
-            except Ended:
+            except Fenced:
                 running = False
 
     def _attempt(self) -> Thread:
-        """One step, as ``hotswap.session`` does it."""
-        setup, world = self.agent.setup, self.world
+        """One step."""
+        setup = self.job.setup
         self.dirty = True
         sample = self.state.position
         self.state = replace(self.state, position=sample + 1)
-        yield world.between(*setup.compute_s)
+        yield self.job.between(setup.compute_s)
         self._check()
-        yield from self._collective("gradients", sample)
+        yield from self._collective("gradients", sample=sample)
         history = self._result
         assert history is not None, "a collective that is through has a result"
         self._check()
+        due = self._due()
+        agreed = self.interval
         if setup.gate:
-            yield from self._wait_acked()
-            yield from self._collective("gate")
+            agreed = yield from self._gate(due)
+        if self.copying is not None:
+            yield from self._wait(lambda: self.copying is None)
         self._check()
         self.torn = True
-        self.agent.job.moment("update")
-        yield world.between(*setup.update_s)
+        self.job.moment("update")
+        yield self.job.between(setup.update_s)
         yield from self._collective("parameters")
         self._check()
-        following = State(step=self.step + 1, history=history, position=sample + 1)
-        buffer = yield from self._write(following)
+        yield from self._complete(State(step=self.step + 1, history=history, position=sample + 1), due)
+        self.interval = agreed
+
+    def _gate(self, due: bool) -> Generator[Yield, None, int]:
+        """Wait for the replica if the next snapshot would overwrite the one before; then see that all others have."""
+        if due:
+            yield from self._wait_acked()
+        proposal = self.world.dice.randint(1, 4) if self.job.setup.paced else 1
+        yield from self._collective("gate", relied=self.kept if due else None, proposal=proposal)
+        self._check()
+        assert self._result is not None, "a gate that is passed says how far snapshots are apart"
+        return self._result
+
+    def _due(self) -> bool:
+        following = self.step + 1
+        return (
+            following - self.kept.step >= self.interval or self._durable(following) or following == self.job.setup.steps
+        )
+
+    def _durable(self, step: int) -> bool:
+        every = self.job.setup.durable_steps
+        return every > 0 and (step % every == 0 or step == self.job.setup.steps)
+
+    def _wait_acked(self) -> Thread:
+        yield from self._wait(lambda: self.mailbox.acked >= self.kept.step)
+
+    def _complete(self, following: State, due: bool) -> Thread:
+        written = None
+        if due:
+            written = yield from self._write(following, wait=not self.job.setup.device)
         # A snapshot becomes valid, or an abort begins: never both.
         self._check()
         self.state, self.step = following, following.step
         self.dirty = self.torn = False
-        self.say("snapshot", step=self.step, buffer=buffer)
+        if written is not None:
+            self.kept = following
+            if self.job.setup.device:
+                self.copying = written
+                self.world.after(self.job.between(self.job.setup.copy_s), self._copied, written, following)
+            else:
+                self.say(written)
 
-    def _wait_acked(self) -> Thread:
-        yield lambda: self.acked >= self.step or self.told > self.generation
-        self._check()
+    def _copied(self, written: w.SnapshotDone, state: State) -> None:
+        """The device has come to the end of the copy. What it held in an aborted generation may be garbage."""
+        if self._postponed(self._copied, written, state):
+            return
+        memory = self.files[written.buffer]
+        write_state(memory, state, written)
+        if self.copying is written and not self._fenced():
+            self.copying = None
+            self.say(written)
+            self.poke()
+        elif self._fenced():
+            spoil(memory)
 
-    def _write(self, state: State) -> Generator[Yield, None, int]:
-        index = self.free
-        buffer = self.agent.memory.granted(self.slot)[index]
-        self.say("begin", buffer=index)
-        buffer.content = GARBAGE
-        self.agent.job.moment("snapshot")
-        yield self.world.between(*self.agent.setup.copy_s)
-        buffer.content = state
-        return index
+    def _write(self, state: State, *, wait: bool) -> Generator[Yield, None, w.SnapshotDone]:
+        """Fill a buffer, or begin to."""
+        job = self.job
+        shared, unique = snapshot_nbytes(state.step, shared=bool(job.peers_of(self.slot)))
+        if not self.files or self.files[0].nbytes < shared + unique:
+            before = self.mailbox.grants()
+            buffers = 3 if job.setup.durable_steps else 2
+            self.say(w.Reserve(nbytes=int((shared + unique) * GROWTH), buffers=buffers))
+            yield from self._wait(lambda: self.mailbox.grants() > before)
+        index = self.mailbox.free
+        memory = self.files[index]
+        self.say(w.SnapshotBegin(buffer=index))
+        spoil(memory)
+        job.moment("snapshot")
+        done = w.SnapshotDone(
+            generation=self.generation,
+            step=state.step,
+            buffer=index,
+            shared_nbytes=shared,
+            unique_nbytes=unique,
+            durable=self._durable(state.step),
+        )
+        if wait:
+            yield job.between(job.setup.copy_s)
+            write_state(memory, state, done)
+        return done
+
+    # --- recovery --------------------------------------------------------------------------------------------------
 
     def _recover(self) -> Thread:
+        """Park, wait for a plan, follow it; again if it is over before."""
         while True:
-            told = self.told
-            # A process that was told of a plan while it was built, and then of a newer fence, has nothing to leave.
-            if told > self._parked_for and self.generation:
+            told = self.mailbox.generation_told
+            if told > self._parked_for:
                 yield self.world.between(0.0001, 0.01)
-                if self.told != told:
+                if self.mailbox.generation_told != told:
                     continue
-                self._parked_for = told
-                state = WorkerState(slot=self.slot, step=self.step, dirty=self.dirty, torn=self.torn)
-                self.say("parked", state=state)
-            yield lambda told=told: self.load is not None or self.told > told  # type: ignore[misc]
-            if self.load is None or self.load.plan.generation != self.told:
+                self._park(told)
+            yield lambda told=told: self.mailbox.load is not None or self.mailbox.generation_told > told  # type: ignore[misc]
+            load = self.mailbox.load
+            if load is None or load.generation != self.mailbox.generation_told:
                 continue
             try:
-                yield from self._apply(self.load)
+                yield from self._apply(load)
                 return
-            except Ended:
+            except Fenced:
                 continue
+            except IntegrityError as error:
+                self.say(w.Failed(generation=self.generation, detail=str(error), restore=True))
+                yield from self._trouble(str(error))
 
-    def _apply(self, load: Load) -> Thread:
-        plan = load.plan
-        self.generation = plan.generation
+    def _park(self, told: int) -> None:
+        self._parked_for = told
+        certain = self.copying is None and self.kept.step == self.step
+        self.torn = self.torn or (self.job.setup.device and not certain)
+        self.say(w.Parked(generation=told, step=self.step, dirty=self.dirty, torn=self.torn, groups={}))
+
+    def _apply(self, load: w.Load) -> Thread:
+        self._check_load(load)
+        self.generation = load.generation
+        assert self.mailbox.fence is not None, "a plan comes after its fence"
+        self.membership = f"generation {load.generation} ({', '.join(self.mailbox.fence.places)})"
+        yield from self._meet(load.generation)
         yield from self._collective("connect")
         self._check()
-        self.say("connected")
+        self.say(w.Connected(generation=load.generation))
         yield from self._restore(load)
         yield from self._collective("materialise")
         self._check()
         self.torn = self.dirty = False
+        self.copying = None
+        self.interval = 1
+        self.kept = self.state
         if load.buffer < 0:
-            buffer = yield from self._write(self.state)
+            written = yield from self._write(self.state, wait=True)
             self._check()
-            self.say("snapshot", step=self.step, buffer=buffer)
-        self.say("restored", step=self.step)
-        yield lambda: self.go == self.generation or self.told > self.generation
-        self._check()
+            self.say(replace(written, durable=False))
+        self.say(w.Restored(generation=load.generation, step=self.step))
+        yield from self._wait(lambda: self.mailbox.go == load.generation)
 
-    def _restore(self, load: Load) -> Thread:
+    def _check_load(self, load: w.Load) -> None:
+        self.mailbox.require(load.generation)
+
+    def _meet(self, generation: int) -> Thread:
+        """The rendezvous of the groups: everyone publishes an address and waits for those of all others."""
+        self.say(m.KvSet(generation=generation, key=f"address/{self.slot}", value=self.node.encode()))
+        for slot in range(self.job.chronicle.slots):
+            key = f"address/{slot}"
+            self.say(m.KvGet(generation=generation, key=key))
+            yield from self._wait(lambda key=key: self.mailbox.value(key) is not None)  # type: ignore[misc]
+
+    def _restore(self, load: w.Load) -> Thread:
         self.torn = self.torn or load.source not in (SourceKind.LIVE, SourceKind.FRESH)
-        yield self.world.between(*self.agent.setup.restore_s)
+        yield self.job.between(self.job.setup.restore_s)
         if load.source is SourceKind.CHECKPOINT:
-            self.state = self.agent.job.checkpoint(self.slot, load.plan.resume_step)
+            yield self.job.storage.delay_s()
+            self.state = self.job.storage.read(load.resume_step, self.slot)
         elif load.source is SourceKind.FRESH:
             self.state = State(step=0, history=ROOT, position=0)
         elif load.buffer >= 0:
-            self._read(self.agent.memory.granted(self.slot)[load.buffer].content, load.source)
-        self.step = load.plan.resume_step
+            self._read(load)
+        self.step = load.resume_step
 
-    def _read(self, content: State, source: SourceKind) -> None:
+    def _read(self, load: w.Load) -> None:
         """A live worker has the tensors; only what moves during an attempt comes from the snapshot."""
-        self.state = replace(self.state, position=content.position) if source is SourceKind.LIVE else content
+        memory = self.files[load.buffer]
+        if load.source is SourceKind.LIVE:
+            self.state = replace(self.state, position=read_unique(memory.view()[load.shared_nbytes :]).position)
+        else:
+            self.state = read_state(memory, load.shared_nbytes)
+        if read_unique(memory.view()[load.shared_nbytes :]).step != load.resume_step:
+            raise IntegrityError(f"the snapshot for step {load.resume_step} is of {self.state}")

@@ -1,0 +1,30 @@
+"""What an agent is made of where it touches the machine, so that the simulator can put something else in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hotswap.core.types import NodeId
+from hotswap.node.control import ControlChannel
+from hotswap.node.memory_keeper import MemoryKeeper
+from hotswap.node.witness import LastWords, Witness
+from hotswap.node.workers import WorkerPool
+
+
+def _last_words(node: NodeId, send: Callable[[Any], None]) -> LastWords:
+    return LastWords(Witness(node), send)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """Each is called with what the agent gives it."""
+
+    memory: Callable[..., MemoryKeeper] = MemoryKeeper
+    pool: Callable[..., WorkerPool] = WorkerPool
+    control: Callable[..., ControlChannel] = ControlChannel
+    last_words: Callable[..., LastWords] = _last_words
+
+
+REAL = Parts()
