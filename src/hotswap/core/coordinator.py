@@ -148,6 +148,7 @@ class Coordinator:
         elif isinstance(event, StopAsked):
             self.job.stop(event.exit_code, event.reason)
         else:
+            self.job.detector.excuse(event.overslept_s, now)
             self._on_tick(now)
 
     # --- nodes come ------------------------------------------------------------------------------------------------

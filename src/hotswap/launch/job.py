@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hotswap.config import AgentConfig, CoordinatorConfig, Timing
+from hotswap.config import AgentConfig, CoordinatorConfig
 from hotswap.errors import EXIT_REQUEUE, HotswapError, UsageError
 from hotswap.launch import admission
 from hotswap.launch import place as places
@@ -54,7 +54,6 @@ class Job:
         self.directory = (root / self.job_id).resolve()
         self.events = self.directory / "events.jsonl"
         self._token = options.token or secrets.token_hex(32)
-        self._timing = Timing(detection_budget_s=options.detection_budget_s)
         self._port = self.place.coordinator_port
         self._coordinator: Child | None = None
         self._fork_server = fork_server
@@ -156,7 +155,7 @@ class Job:
             nodes_active=options.nodes_active,
             nodes_max=options.nodes_max,
             nproc_per_node=options.nproc_per_node,
-            timing=self._timing,
+            timing=options.timing,
             respawns_max=options.respawns_max,
             spare_wait_s=options.spare_wait_s,
             join_s=options.join_s,
@@ -192,7 +191,7 @@ class Job:
             log_dir=str(self.directory),
             fork_server=server or None,
             fork_server_token=server_token,
-            timing=self._timing,
+            timing=options.timing,
             spare_positions=options.spare_positions,
             transfer_streams=options.transfer_streams,
             checkpoint_dir=options.checkpoint_dir or None,
@@ -291,7 +290,7 @@ class Job:
         """Agents leave by themselves when they are told to stop; whoever does not is ended by ``__exit__``."""
         patience_s = self.options.stop_s
         if patience_s is None:
-            patience_s = 2 * self._timing.detection_budget_s
+            patience_s = 2 * self.options.timing.detection_budget_s
         deadline = time.monotonic() + patience_s
         while any(agent.code is None for agent in self._agents) and not self._waker.hurry:
             left = deadline - time.monotonic()

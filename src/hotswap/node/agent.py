@@ -10,7 +10,6 @@ import logging
 import os
 import signal
 import sys
-from dataclasses import replace
 from typing import Any, NoReturn
 
 import msgspec
@@ -20,6 +19,8 @@ from hotswap.core import messages as m
 from hotswap.core.types import Generation, NodeId, Slot, Step, node_id
 from hotswap.errors import EXIT_REQUEUE, EXIT_USAGE, AuthError, HotswapError
 from hotswap.node.control import ControlChannel
+from hotswap.node.forward import forwarded
+from hotswap.node.loading import grant, load
 from hotswap.node.memory_keeper import MemoryKeeper
 from hotswap.node.process import die_with_parent, run_and_leave, set_up_logging
 from hotswap.node.relay import RendezvousRelay
@@ -55,6 +56,7 @@ class Agent:
         self._lost: set[Slot] = set()
         self._finished: set[Slot] = set()
         self._fence_answered = False
+        self._storage_asked = False
         self._spare_respawns = 0
         self._park_timer: asyncio.TimerHandle | None = None
         self._fence: m.Fence | None = None
@@ -72,6 +74,7 @@ class Agent:
         self.memory.start()
         try:
             await self.pool.start()
+            await self.memory.find_checkpoint()
             self._spawn_task(self.control.run())
             self._spawn_task(self._beat())
             code = await self._exit
@@ -125,13 +128,20 @@ class Agent:
             acked=dict(self.memory.acked),
             lost=tuple(sorted(self._lost)),
             finished=tuple(sorted(self._finished)),
-            checkpoint_step=self.memory.checkpoint_step(),
+            checkpoint_step=self.memory.checkpoint_step,
             protected=self._protected,
         )
 
     async def _beat(self) -> None:
+        heartbeat_s, loop = self.config.timing.heartbeat_s, asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(self.config.timing.heartbeat_s)
+            began = loop.time()
+            await asyncio.sleep(heartbeat_s)
+            late_s = loop.time() - began - heartbeat_s
+            if late_s > heartbeat_s:
+                log.warning(
+                    "this agent did not get to run for %.1f s; a node is given up after %g s", late_s, 5 * heartbeat_s
+                )
             self._heartbeat()
             self._require_coordinator()
             self.pool.end_stopped()
@@ -188,7 +198,7 @@ class Agent:
     def _accept(self, fence: m.Fence) -> None:
         """Leave the old generation: from here on nothing of it can become valid on this node."""
         self.generation, self.places = fence.generation, fence.places
-        self.training, self.plan, self._fence_answered = False, None, False
+        self.training, self.plan, self._fence_answered, self._storage_asked = False, None, False, False
         self._restored.clear()
         self._lost.clear()
         if self._protected:
@@ -200,6 +210,14 @@ class Agent:
             worker.link.send(fence)
         self._staff(fence)
         self._arm_park_timer()
+        self._spawn_task(self._ask_storage(fence.generation))
+
+    async def _ask_storage(self, generation: Generation) -> None:
+        """Which checkpoint there is belongs to the answer, and storage may take its time."""
+        await self.memory.find_checkpoint()
+        if generation == self.generation:
+            self._storage_asked = True
+            self._answer_fence()
 
     def _staff(self, fence: m.Fence) -> None:
         """Have exactly the workers that *fence* asks for. Without protection, one that has finished is not run again."""
@@ -259,7 +277,7 @@ class Agent:
         return [worker for worker in self.workers.values() if worker.built is not None and worker.parked is None]
 
     def _answer_fence(self) -> None:
-        if self._unparked():
+        if self._unparked() or not self._storage_asked:
             return
         self._fence_answered = True
         states = [state for worker in self.workers.values() if worker.alive and (state := worker.state()) is not None]
@@ -274,7 +292,7 @@ class Agent:
                 held=self.memory.inventory(),
                 workers=tuple(states),
                 groups=groups,
-                checkpoint_step=self.memory.checkpoint_step(),
+                checkpoint_step=self.memory.checkpoint_step,
             )
         )
         for slot in sorted(self._finished):
@@ -303,31 +321,11 @@ class Agent:
             return
         if plan.generation != self.generation or not worker.alive:
             return
-        if located is not None and worker.granted != self.memory.buffers(worker.slot):
-            self._grant(worker)
-        load = w.Load(
-            generation=plan.generation, resume_step=plan.resume_step, source=source.kind, keep=plan.keep, free=0
-        )
-        if located is not None:
-            load = replace(
-                load,
-                free=self.memory.free(worker.slot),
-                buffer=located.buffer,
-                shared_nbytes=located.shared_nbytes,
-                unique_nbytes=located.unique_nbytes,
-            )
-        elif worker.granted:
-            load = replace(load, free=self.memory.free(worker.slot))
-        worker.link.send(load)
+        load(worker, self.memory, plan, located)
 
     def _restore_failed(self, slot: Slot, generation: Generation, detail: str) -> None:
         if generation == self.generation:
             self.control.send(m.RestoreFailed(slot=slot, generation=generation, detail=detail))
-
-    def _grant(self, worker: WorkerProcess) -> None:
-        worker.granted = files = self.memory.buffers(worker.slot)
-        granted = w.Granted(nbytes=files[0].nbytes, buffers=len(files), free=self.memory.free(worker.slot))
-        worker.link.send(granted, fds=[file.fd for file in files])
 
     def _on_go(self, go: m.Go) -> None:
         if go.generation != self.generation:
@@ -350,7 +348,7 @@ class Agent:
             self.control.send(self._built(worker))
         elif isinstance(message, w.Reserve):
             self.memory.reserve(slot, message.nbytes, message.buffers)
-            self._grant(worker)
+            grant(worker, self.memory)
         elif isinstance(message, w.SnapshotBegin):
             self.memory.snapshot_begin(slot, message.buffer)
         elif isinstance(message, w.SnapshotDone):
@@ -359,25 +357,8 @@ class Agent:
                 self.memory.make_durable(slot, message.step, self.pool.call)
         elif isinstance(message, w.Parked):
             self._on_parked(worker, message)
-        elif isinstance(message, w.Connected):
-            self._forward(message.generation, m.WorkerConnected(slot=slot, generation=message.generation))
         elif isinstance(message, w.Restored):
             self._on_restored(worker, message)
-        elif isinstance(message, w.Trouble):
-            self._forward(
-                message.generation, m.WorkerTrouble(slot=slot, generation=message.generation, detail=message.detail)
-            )
-        elif isinstance(message, w.Raised):
-            self._forward(
-                message.generation, m.WorkerRaised(slot=slot, generation=message.generation, error=message.error)
-            )
-        elif isinstance(message, w.Paced):
-            self._forward(
-                message.generation,
-                m.SnapshotsPaced(
-                    slot=slot, generation=message.generation, step=message.step, interval=message.interval
-                ),
-            )
         elif isinstance(message, w.Failed):
             worker.detail = message.detail
             if message.restore:
@@ -386,6 +367,8 @@ class Agent:
             self.rendezvous.set(message)
         elif isinstance(message, m.KvGet):
             self.rendezvous.get(slot, message)
+        elif (news := forwarded(slot, message)) is not None:
+            self._forward(message.generation, news)
 
     def _on_joined(self) -> None:
         """The script uses hotswap: news that the coordinator and the spares are waiting for."""

@@ -54,6 +54,7 @@ class CoordinatorServer:
         self.inquiry = Inquiry(self.events.write, Path(config.node_history) if config.node_history else None)
         self._done: asyncio.Future[int] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._awake_at = time.monotonic()
         self._serving: set[asyncio.Task[None]] = set()
         self._leaving: set[asyncio.Task[None]] = set()
 
@@ -65,9 +66,13 @@ class CoordinatorServer:
             loop.add_signal_handler(number, self._asked_to_stop, number)
         listener = socket.create_server((self.config.host, self.config.port), backlog=1024)
         listener.setblocking(False)
-        self.events.write("coordinator_started", {"restarted": self.config.restarted, "pid": os.getpid()})
+        deadlines_s = {name: seconds for name, seconds, _ in self.config.timing.table()}
+        log.info("deadlines, s: %s", ", ".join(f"{name} {seconds:g}" for name, seconds in deadlines_s.items()))
+        started = {"restarted": self.config.restarted, "pid": os.getpid(), "deadlines_s": deadlines_s}
+        self.events.write("coordinator_started", started)
         print(json.dumps({"port": listener.getsockname()[1]}), flush=True)
         accepting = self._start(self._accept(listener), self._serving)
+        pulse = self._start(self._pulse(), self._serving)
         self._set_timer()
         try:
             code = await self._done
@@ -75,6 +80,7 @@ class CoordinatorServer:
             return code
         finally:
             accepting.cancel()
+            pulse.cancel()
             listener.close()
             # The other tasks own the links: they end with the loop, after the last words.
             await asyncio.gather(*(link.flush(FLUSH_S) for link in self.links.values()), *self._leaving)
@@ -205,9 +211,26 @@ class CoordinatorServer:
         if delay != float("inf"):
             self._timer = asyncio.get_running_loop().call_later(max(delay, 0.0) + 0.001, self._tick)
 
+    async def _pulse(self) -> None:
+        """Notice when this process did not get to run: others were not silent then, it was deaf."""
+        while True:
+            await asyncio.sleep(self.config.timing.heartbeat_s)
+            overslept_s = self._overslept()
+            if overslept_s:
+                self._handle(Tick(overslept_s=overslept_s))
+
+    def _overslept(self) -> float:
+        """How much later than it should have been somebody looked here last; 0 for what a busy machine does."""
+        now, heartbeat_s = time.monotonic(), self.config.timing.heartbeat_s
+        late_s, self._awake_at = now - self._awake_at - heartbeat_s, now
+        if late_s <= heartbeat_s:
+            return 0.0
+        log.warning("this process did not run for %.1f s", late_s)
+        return late_s
+
     def _tick(self) -> None:
         try:
-            self._handle(Tick())
+            self._handle(Tick(overslept_s=self._overslept()))
         except Exception as error:
             log.exception("a deadline could not be handled")
             if self._done is not None and not self._done.done():
@@ -227,7 +250,7 @@ def limits_of(config: CoordinatorConfig) -> Limits:
         width=config.nproc_per_node,
         detection_budget_s=config.timing.detection_budget_s,
         phase_s=config.timing.phase_s,
-        trouble_grace_s=min(1.0, config.timing.detection_budget_s / 5),
+        trouble_grace_s=config.timing.trouble_grace_s,
         join_s=config.join_s,
         build_s=config.join_s,
         spare_wait_s=config.spare_wait_s,

@@ -15,7 +15,7 @@ from hotswap.wire.links import AsyncLink
 
 @dataclass(kw_only=True, eq=False)
 class WorkerProcess:
-    """``outputs``: the files that it writes to. ``fenced``: newest generation the process was told of. ``granted``: the snapshot memory it has mapped.
+    """``outputs``: the files that it writes to. ``number``: by which the spawner knows it. ``fenced``: newest generation the process was told of. ``granted``: the snapshot memory it has mapped.
 
     ``holds_state``: it was restored at least once; until then it has only what its script built.
     """
@@ -23,7 +23,7 @@ class WorkerProcess:
     slot: Slot
     link: AsyncLink[Any]
     outputs: tuple[Path, ...] = ()
-    pid: int = 0
+    number: int = 0
     fenced: Generation = 0
     granted: list[MemoryFile] = field(default_factory=list)
     holds_state: bool = False
