@@ -16,6 +16,7 @@ from hotswap.core.coordinator import Coordinator, Limits
 from hotswap.core.events import Disconnect, Effect, Event, Exit, FromNode, NodeGone, Record, Send, StopAsked, Tick
 from hotswap.core.keep import GroupState
 from hotswap.core.past import recall
+from hotswap.core.progress import GroupProgress, Progress
 from hotswap.core.types import Endpoint, Generation, Held, HeldKind, NodeId, Slot, Source, Step, WorkerState
 
 
@@ -151,6 +152,26 @@ class Scenario:
         if generation == self._generation():
             self.steps.update(dict.fromkeys(slots, int(plain[0])))
         yield m.Heartbeat(generation=generation, acked=dict.fromkeys(slots, int(plain[0])))
+
+    def _reports(
+        self, node: NodeId, generation: Generation, plain: list[str], values: dict[str, str]
+    ) -> Iterator[m.FromAgent]:
+        """``0@5:script:dp[0/1]4``: slot, step, phase, group, its members, operations; ``!`` inside of one, ``~`` mute."""
+        pattern = r"(\d+)@(\d+):(\w+):(\w+)\[([\d/]+)\](\d+)(!?)(~?)"
+        progress = {}
+        for slot, step, phase, key, members, issued, waits, mute in re.findall(pattern, " ".join(plain)):
+            group = GroupProgress(members=tuple(map(int, members.split("/"))), issued=int(issued))
+            progress[int(slot)] = Progress(
+                step=int(step),
+                phase=phase,
+                issued=int(issued),
+                gate=int(step),
+                waits=bool(waits),
+                at=f"train.py:7 {phase}",
+                groups={key: group},
+                mute_s=9.0 if mute else 0.1,
+            )
+        yield m.Heartbeat(generation=generation, progress=progress)
 
     def _fenced(
         self, node: NodeId, generation: Generation, plain: list[str], values: dict[str, str]
@@ -311,6 +332,8 @@ def _message(message: m.ToAgent) -> str:
         return f"Go {message.generation}"
     if isinstance(message, m.Stop):
         return f"Stop {message.exit_code}: {_value(message.reason)}"
+    if isinstance(message, m.EndHung):
+        return f"EndHung {message.slot}: {message.reason}"
     assert isinstance(message, m.CommitCheckpoint)
     return f"CommitCheckpoint of step {message.step}"
 

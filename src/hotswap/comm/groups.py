@@ -22,8 +22,9 @@ from hotswap.comm.meeting import DeadlineMeeting
 from hotswap.comm.plug import Plug
 from hotswap.comm.port import AbortReport, Adapter, ConnectReport, GroupSpec, Link, Rendezvous
 from hotswap.comm.rouse import rouse
-from hotswap.comm.transports import Transports
+from hotswap.comm.transports import JoinedLink, Transports
 from hotswap.core.keep import GroupState
+from hotswap.core.progress import GroupProgress
 from hotswap.core.types import Generation, Slot
 from hotswap.errors import Fenced, PeerUnreachable, UsageError
 
@@ -240,6 +241,26 @@ class Groups:
             for key, link in self._links.items()
         }
 
+    def issued(self) -> tuple[int, int]:
+        """How many operations were started in all groups together, and how many in the gate's. From any thread."""
+        with self._lock:
+            links = dict(self._links)
+        return sum(map(_operations, links.values())), _operations(links[CONTROL_KEY]) if CONTROL_KEY in links else 0
+
+    def progress(self) -> dict[str, GroupProgress]:
+        """The same for each group whose members can be compared. From any thread.
+
+        Who sends to whom says nothing about how many operations a third member should have started.
+        """
+        groups = {item.spec.key: item.group for item in self._live()}
+        with self._lock:
+            links = {key: link for key, link in self._links.items() if key in groups and len(link.spec.members) > 1}
+        return {
+            key: GroupProgress(members=link.spec.members, issued=_operations(link))
+            for key, link in links.items()
+            if len(link.spec.members) == 2 or not p2p.used(groups[key])
+        }
+
     def detach(self, keep: frozenset[str] = frozenset()) -> None:
         """Turn all groups but those in *keep* into local no-ops, forget half-made operations, clear the stop flag."""
         recorded = self._live()
@@ -271,7 +292,7 @@ class Groups:
         """The groups that this slot is a member of and that were not destroyed, in the order of their creation."""
         by_name = {
             name: group
-            for group, name in dist.distributed_c10d._world.pg_names.items()
+            for group, name in list(dist.distributed_c10d._world.pg_names.items())
             if isinstance(group, ProcessGroup)
         }
         return [
@@ -325,6 +346,12 @@ def _detached_backend(rank: int, size: int) -> Any:
 
 def _detached(rank: int, size: int) -> dict[str, Any]:
     return dict.fromkeys(DEVICES, _detached_backend(rank, size))
+
+
+def _operations(link: Link) -> int:
+    """Of all transports together: their program is the same on all members, so this can be compared."""
+    parts = link.parts if isinstance(link, JoinedLink) else (link,)
+    return sum(part.issued() for part in parts)
 
 
 def _spec_of(options: Any) -> GroupSpec:

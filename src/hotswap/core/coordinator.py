@@ -16,7 +16,7 @@ from hotswap.core.job import Job
 from hotswap.core.limits import Limits
 from hotswap.core.past import Past
 from hotswap.core.recovery import PHASE_NAMES
-from hotswap.core.transitions import KINDS, TRANSITIONS, Kind, Phase
+from hotswap.core.transitions import KINDS, TRAINS, TRANSITIONS, Kind, Phase
 from hotswap.core.types import Membership, NodeId, Role, node_order
 from hotswap.errors import EXIT_OK, EXIT_REQUEUE, EXIT_USER_ERROR
 
@@ -96,6 +96,8 @@ class Coordinator:
         due = [self._phase_deadline()]
         if self.job.trouble is not None and self.job.running:
             due.append(self.job.trouble[0])
+        if self.phase in TRAINS:
+            due.append(self.job.watch.deadline())
         silence = self.job.detector.deadline()
         if silence is not None:
             due.append(silence)
@@ -107,10 +109,8 @@ class Coordinator:
         """None: go on. Late news of an older generation is normal and has no effect. Otherwise why it is impossible."""
         if self.phase is Phase.STOPPED:
             return _LATE_NEWS
-        if isinstance(event, FromNode):
-            reason = self._refusal_of_node(event, kind)
-            if reason is not None:
-                return reason
+        if isinstance(event, FromNode) and (reason := self._refusal_of_node(event, kind)) is not None:
+            return reason
         return None if (self.phase, kind) in TRANSITIONS else f"cannot happen while {self.phase.value}"
 
     def _refusal_of_node(self, event: FromNode, kind: Kind) -> str | None:
@@ -148,7 +148,7 @@ class Coordinator:
         elif isinstance(event, StopAsked):
             self.job.stop(event.exit_code, event.reason)
         else:
-            self.job.detector.excuse(event.overslept_s, now)
+            self.job.excuse(event.overslept_s, now)
             self._on_tick(now)
 
     # --- nodes come ------------------------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ class Coordinator:
     def _welcome_back(self, node: NodeId, message: m.Register, now: float) -> None:
         """A member has a new connection although the old one's end is no news yet: what was said meanwhile is lost."""
         same = message.generation == self.job.current.generation
-        if self.phase in (Phase.REDOING, Phase.TRAINING) and same and message.training and not message.lost:
+        if self.phase in TRAINS and same and message.training and not message.lost:
             self._catch_up(node, now)
         else:
             self.job.recover(f"{node} lost its connection", now, message.lost)
@@ -371,7 +371,7 @@ class Coordinator:
         if self.phase is Phase.RECOLLECTING:
             job.roster[node].finished.add(message.slot)
             return
-        if self.phase in (Phase.REDOING, Phase.TRAINING) or not job.started:
+        if self.phase in TRAINS or not job.started:
             job.finished.add(message.slot)
             self._end_if_finished()
         elif self._may_respawn(message.slot):
@@ -386,7 +386,9 @@ class Coordinator:
     def _on_heartbeat(self, node: NodeId, message: m.Heartbeat, now: float) -> None:
         if message.protected:
             self.job.protect()
-        if self.phase in (Phase.REDOING, Phase.TRAINING):
+        if self.phase in TRAINS:
+            for slot, progress in message.progress.items():
+                self.job.watch.saw(slot, progress, now)
             self._acknowledge(node, message.acked, now)
 
     def _acknowledge(self, node: NodeId, acked: dict[int, int], now: float) -> None:
@@ -441,6 +443,8 @@ class Coordinator:
             job.recover(job.trouble[1], now)
         elif self.phase is not Phase.STOPPED and now >= self._phase_deadline():
             self._on_phase_deadline(now)
+        elif self.phase in TRAINS:
+            job.look_for_hangs(now)
 
     def _phase_deadline(self) -> float:
         if self.phase is Phase.FORMING:

@@ -12,15 +12,16 @@ from hotswap.core import messages as m
 from hotswap.core import placement, resume
 from hotswap.core.detector import SilenceDetector
 from hotswap.core.events import Disconnect, Effect, Exit, Fields, Record, Scalar, Send
+from hotswap.core.hang import HANGS_MAX, HangWatch
 from hotswap.core.history import History
 from hotswap.core.limits import Limits
 from hotswap.core.past import Past
 from hotswap.core.recovery import PHASE_NAMES, Recovery
 from hotswap.core.roster import Roster
 from hotswap.core.shards import Shards
-from hotswap.core.transitions import RUNNING, Phase
+from hotswap.core.transitions import RUNNING, TRAINS, Phase
 from hotswap.core.types import Membership, NodeId, Role, Slot, Source, SourceKind, Step
-from hotswap.errors import EXIT_REQUEUE
+from hotswap.errors import EXIT_DO_NOT_REQUEUE, EXIT_REQUEUE
 
 FAILURES_MAX = 2
 """So often a source may fail to give a slot's state before another one is chosen, if need be of an older step."""
@@ -42,6 +43,7 @@ class Job:
         self.newest_generation = past.generation
         self.roster = Roster(limits.width)
         self.detector = SilenceDetector(limits.detection_budget_s)
+        self.watch = HangWatch(limits)
         self.history = History()
         for generation, step in past.plans:
             self.history.planned(generation, step)
@@ -104,6 +106,8 @@ class Job:
     def enter(self, phase: Phase, now: float) -> None:
         """Change the phase; the event log tells the phases of a recovery."""
         self.leave(now)
+        if phase in TRAINS and self.phase not in TRAINS:
+            self.watch.begin(now)
         self.phase = phase
         if phase in PHASE_NAMES:
             self.record("phase_started", {"phase": PHASE_NAMES[phase]})
@@ -304,6 +308,7 @@ class Job:
         if self.committed is not None and step <= self.committed:
             return
         self.committed = step
+        self.watch.committed(step, now)
         self.recoveries = 0
         self.respawns.clear()
         self.failures.clear()
@@ -323,6 +328,46 @@ class Job:
                 "phases_ms": {**recovery.phases_ms, "total": recovery.total_ms(now)},
             },
         )
+
+    # --- hangs -----------------------------------------------------------------------------------------------------
+
+    def look_for_hangs(self, now: float) -> None:
+        """If nobody has advanced for too long, end who is waited for; what the others do then is an ordinary recovery."""
+        found = self.watch.look([slot for slot in self.current.slots if slot not in self.finished], now)
+        if found is None:
+            return
+        reports = {slot: report for slot in found.culprits if (report := self.watch.at(slot)) is not None}
+        places: dict[str, Scalar] = {str(slot): f"{report.phase}: {report.at}" for slot, report in reports.items()}
+        fields: Fields = {"why": found.why, "culprits": [*found.culprits], "waiting": [*found.waiting], "at": places}
+        if not found.culprits and not found.waiting:
+            self.record("all_paused", {"why": found.why, "pause_limit_s": self.limits.pause_s})
+            return
+        self.record("hang_found", fields)
+        self.watch.rest(now)
+        step = (
+            max((self.committed or 0), *(report.step for report in reports.values()))
+            if reports
+            else self.committed or 0
+        )
+        times = max((self.watch.again(slot, step) for slot in found.culprits or (-1,)), default=0)
+        if times >= HANGS_MAX:
+            self.stop(EXIT_DO_NOT_REQUEUE, f"step {step} hangs for the {times}rd time in the same place: {found.why}")
+        elif not found.culprits:
+            self.recover(f"nobody advances: {found.why}", now)
+        else:
+            self._end_hung(found.culprits, found.why, again=times > 1, now=now)
+
+    def _end_hung(self, slots: Sequence[Slot], why: str, *, again: bool, now: float) -> None:
+        """The first time in a new process on the node; if that hangs too, on another node, if there is one."""
+        nodes = {self.current.node_of(slot) for slot in slots}
+        if again and len(self.spares()) >= len(nodes):
+            for node in sorted(nodes):
+                self.evict(node, f"a worker hung there again: {why}")
+            self.recover(f"{', '.join(sorted(nodes))} given up: {why}", now)
+            return
+        for slot in slots:
+            message = m.EndHung(generation=self.current.generation, slot=slot, reason=why)
+            self.send(self.current.node_of(slot), message)
 
     # --- ends ------------------------------------------------------------------------------------------------------
 
@@ -345,6 +390,11 @@ class Job:
         for node in self.roster:
             self.send(node, m.Stop(exit_code=exit_code, reason=reason))
         self.out.append(Exit(exit_code=exit_code, reason=reason))
+
+    def excuse(self, seconds: float, now: float) -> None:
+        """This coordinator did not run for so long."""
+        self.detector.excuse(seconds, now)
+        self.watch.excuse(seconds, now)
 
     # --- deadlines -------------------------------------------------------------------------------------------------
 

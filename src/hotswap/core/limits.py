@@ -12,7 +12,8 @@ class Limits:
     ``phase_s``: longest time a phase may take once every worker is built; ``build_s``: longest time for building one;
     ``last_call_s``: how long a complete job waits for further spares; ``recoveries_max``: planned recoveries without a newly
     committed step in between, after which going on is pointless; ``respawns_max``: the same for the deaths of one slot's
-    workers.
+    workers. ``hang_s``, ``hang_floor_s``, ``hang_ceiling_s``, ``pause_s``: see ``HangWatch``; ``hang_s`` of None follows the
+    job's own steps, of 0 looks for no hangs.
     """
 
     nodes_active: int
@@ -25,6 +26,10 @@ class Limits:
     last_call_s: float = 2.0
     spare_wait_s: float = 60.0
     trouble_grace_s: float = 1.0
+    hang_s: float | None = 0.0
+    hang_floor_s: float = 60.0
+    hang_ceiling_s: float = 480.0
+    pause_s: float = 0.0
     respawns_max: int = 3
     recoveries_max: int = 10
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Union
 
 from hotswap.core.keep import GroupState
+from hotswap.core.progress import Progress
 from hotswap.core.types import Endpoint, Generation, Held, NodeId, Slot, Source, Step, WorkerState
 
 # --- agent to coordinator -------------------------------------------------------------------------------------------
@@ -52,11 +53,12 @@ class Register:
 class Heartbeat:
     """Still there. ``acked``: for each slot, the newest step whose snapshot is complete here and at its holder.
 
-    ``protected`` as in Register.
+    ``progress``: how far each worker of *generation* is. ``protected`` as in Register.
     """
 
     generation: Generation
     acked: dict[Slot, Step] = field(default_factory=dict)
+    progress: dict[Slot, Progress] = field(default_factory=dict)
     protected: bool = True
 
 
@@ -214,7 +216,16 @@ class WorkerEvidence:
     clues: tuple[Clue, ...]
 
 
-AsideMessage = Union[KvSet, KvGet, WorkerEvidence]
+@dataclass(frozen=True, kw_only=True)
+class WorkerStacks:
+    """Where the threads of a worker are that hangs; taken before it is ended. For the record."""
+
+    slot: Slot
+    generation: Generation
+    stacks: str
+
+
+AsideMessage = Union[KvSet, KvGet, WorkerEvidence, WorkerStacks]
 """From agents as well, but the coordinator's state machine never sees them: the rendezvous and the record."""
 
 
@@ -261,6 +272,15 @@ class Go:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EndHung:
+    """The worker of *slot* keeps others waiting: unless it advances again, take its stacks and end it."""
+
+    generation: Generation
+    slot: Slot
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class CommitCheckpoint:
     """Every slot's shard of this durable checkpoint is on storage: write the manifest that makes it count."""
 
@@ -285,4 +305,4 @@ class Stop:
     reason: str
 
 
-ToAgent = Union[Fence, Plan, Go, CommitCheckpoint, KvValue, Stop]
+ToAgent = Union[Fence, Plan, Go, EndHung, CommitCheckpoint, KvValue, Stop]

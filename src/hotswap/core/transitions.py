@@ -52,6 +52,8 @@ P, K = Phase, Kind
 
 RUNNING = (P.FENCING, P.WAITING, P.REBUILDING, P.RESTORING, P.REDOING, P.TRAINING)
 """The phases in which there is a membership that this coordinator answers for."""
+TRAINS = (P.REDOING, P.TRAINING)
+"""The phases in which steps are made."""
 _AFTER_LOSS = (P.FENCING, P.WAITING, P.STOPPED)
 
 

@@ -260,14 +260,12 @@ class Job:
         status = child.code
         # A stand-alone job has only the nodes it was started with.
         deserted = self.options.standalone and all(agent.code is not None for agent in self._agents)
-        if status is None and not deserted:
-            return None
         # Agents that were told to stop may be gone before the coordinator has said how the job ended.
-        last = child.hear(LAST_WORDS_S if status is None else 0)
+        last = _hear(child, LAST_WORDS_S if deserted and status is None else 0)
         if last is not None and "exit_code" in last:
             return int(last["exit_code"])
         if status is None:
-            return EXIT_REQUEUE
+            return EXIT_REQUEUE if deserted else None
         self._restarts += 1
         if self._restarts > COORDINATOR_RESTARTS_MAX:
             raise HotswapError(
@@ -305,6 +303,13 @@ class Job:
             child.signal(signal.SIGTERM)
         self._wait_for_agents()
         return 128 + number
+
+
+def _hear(coordinator: Child, timeout_s: float) -> dict[str, Any] | None:
+    """Its next word that is not just for people."""
+    while (said := coordinator.hear(timeout_s)) is not None and "warning" in said:
+        print(f"hotswap: {said['warning']}", file=sys.stderr, flush=True)
+    return said
 
 
 def start_fork_server(*modules: str) -> Child:

@@ -20,6 +20,7 @@ from hotswap.core.types import Generation, NodeId, Slot, Step, node_id
 from hotswap.errors import EXIT_REQUEUE, EXIT_USAGE, AuthError, HotswapError
 from hotswap.node.control import ControlChannel
 from hotswap.node.forward import forwarded
+from hotswap.node.hung import HungWorkers
 from hotswap.node.loading import grant, load
 from hotswap.node.memory_keeper import MemoryKeeper
 from hotswap.node.process import die_with_parent, run_and_leave, set_up_logging
@@ -63,6 +64,7 @@ class Agent:
         self._restored: dict[Slot, Step] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._last_words = LastWords(Witness(node), self.control.send)
+        self._hung = HungWorkers(self.pool, self.control.send)
         self._exit: asyncio.Future[int] | None = None
 
     async def run(self) -> int:
@@ -139,9 +141,7 @@ class Agent:
             await asyncio.sleep(heartbeat_s)
             late_s = loop.time() - began - heartbeat_s
             if late_s > heartbeat_s:
-                log.warning(
-                    "this agent did not get to run for %.1f s; a node is given up after %g s", late_s, 5 * heartbeat_s
-                )
+                log.warning("this agent did not get to run for %.1f s", late_s)
             self._heartbeat()
             self._require_coordinator()
             self.pool.end_stopped()
@@ -156,8 +156,14 @@ class Agent:
             self._leave(EXIT_REQUEUE)
 
     def _heartbeat(self) -> None:
-        acked = dict(self.memory.acked)
-        self.control.send(m.Heartbeat(generation=self.generation, acked=acked, protected=self._protected))
+        now = asyncio.get_running_loop().time()
+        progress = {
+            slot: said for slot, worker in self.workers.items() if (said := worker.progress(self.generation, now))
+        }
+        beat = m.Heartbeat(
+            generation=self.generation, acked=dict(self.memory.acked), progress=progress, protected=self._protected
+        )
+        self.control.send(beat)
 
     def _on_coordinator_message(self, message: Any) -> None:
         if isinstance(message, m.Fence):
@@ -166,6 +172,8 @@ class Agent:
             self._on_plan(message)
         elif isinstance(message, m.Go):
             self._on_go(message)
+        elif isinstance(message, m.EndHung):
+            self._on_end_hung(message)
         elif isinstance(message, m.KvValue):
             self.rendezvous.publish(message.generation, message.key, message.value)
         elif isinstance(message, m.CommitCheckpoint):
@@ -335,6 +343,11 @@ class Agent:
         for worker in self.workers.values():
             worker.link.send(go)
 
+    def _on_end_hung(self, message: m.EndHung) -> None:
+        worker = self.workers.get(message.slot)
+        if message.generation == self.generation and worker is not None:
+            self._spawn_task(self._hung.end(worker, message))
+
     # --- workers ---------------------------------------------------------------------------------------------------
 
     def _on_worker_message(self, worker: WorkerProcess, message: Any) -> None:
@@ -359,6 +372,8 @@ class Agent:
             self._on_parked(worker, message)
         elif isinstance(message, w.Restored):
             self._on_restored(worker, message)
+        elif isinstance(message, w.Progressed):
+            worker.progressed, worker.progressed_at = message, asyncio.get_running_loop().time()
         elif isinstance(message, w.Failed):
             worker.detail = message.detail
             if message.restore:

@@ -38,6 +38,8 @@ from hotswap.wire.links import AsyncLink
 log = logging.getLogger("hotswap.coordinator")
 FLUSH_S = 2.0
 ACCEPT_PAUSE_S = 0.1
+WARNINGS = {"all_paused": "nobody advances", "hang_found": "training hangs"}
+"""Events that somebody who watches should see at once; ``why`` says the rest."""
 
 
 class CoordinatorServer:
@@ -166,6 +168,9 @@ class CoordinatorServer:
                 self._answer(node, message.generation, message.key, value)
         elif isinstance(message, m.WorkerEvidence):
             self.inquiry.hear(node, message)
+        elif isinstance(message, m.WorkerStacks):
+            fields = {"generation": message.generation, "slot": message.slot, "node": node, "stacks": message.stacks}
+            self.events.write("worker_stacks", fields)
         elif self.links.get(node) is link:
             self._handle(FromNode(node=node, message=message))
 
@@ -183,6 +188,9 @@ class CoordinatorServer:
             if isinstance(effect, Record):
                 self.events.write(effect.event, effect.fields)
                 self.inquiry.saw(effect.event, effect.fields)
+                if effect.event in WARNINGS:
+                    # One line for the launcher's console.
+                    print(json.dumps({"warning": f"{WARNINGS[effect.event]}: {effect.fields['why']}"}), flush=True)
         for effect in effects:
             if isinstance(effect, Send):
                 if effect.node in self.links:
@@ -253,6 +261,10 @@ def limits_of(config: CoordinatorConfig) -> Limits:
         trouble_grace_s=config.timing.trouble_grace_s,
         join_s=config.join_s,
         build_s=config.join_s,
+        hang_s=config.timing.hang_s,
+        hang_floor_s=config.timing.hang_floor_s,
+        hang_ceiling_s=config.timing.hang_ceiling_s,
+        pause_s=config.timing.pause_s,
         spare_wait_s=config.spare_wait_s,
         respawns_max=config.respawns_max,
     )

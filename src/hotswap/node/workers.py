@@ -21,7 +21,7 @@ from hotswap.node.process import make_private_directory
 from hotswap.node.spawn import ExecSpawner, ForkServer, Spawner, SpawnRequest
 from hotswap.node.stopped import StoppedWorkers
 from hotswap.node.worker_process import WorkerProcess
-from hotswap.session.settings import WorkerSettings
+from hotswap.session.settings import LINK_FD, STACKS_FD, WorkerSettings
 from hotswap.wire.channels import worker_codec
 from hotswap.wire.links import AsyncLink
 
@@ -79,13 +79,16 @@ class WorkerPool:
                 stdout_path=str(logs / f"slot{slot}.out"),
                 stderr_path=str(logs / f"slot{slot}.err"),
                 pgid=os.getpgrp(),
-                fd_names=["HOTSWAP_LINK_FD"],
+                fd_names=[LINK_FD, STACKS_FD],
             )
-            number = self._spawner.spawn(request, fds=[theirs.fileno()])
+            stacks = os.memfd_create(f"hotswap-stacks-{slot}")
+            number = self._spawner.spawn(request, fds=[theirs.fileno(), stacks])
         finally:
             theirs.close()
         outputs = (Path(request.stdout_path), Path(request.stderr_path))
-        worker = WorkerProcess(slot=slot, link=AsyncLink(ours, worker_codec()), outputs=outputs, number=number)
+        worker = WorkerProcess(
+            slot=slot, link=AsyncLink(ours, worker_codec()), outputs=outputs, number=number, stacks=stacks
+        )
         self._by_number[number] = worker
         self._start_task(self._listen(worker))
         return worker
@@ -102,6 +105,11 @@ class WorkerPool:
             worker = workers[pid]
             worker.detail = f"stopped by a signal for more than {self._config.timing.stopped_s:g} s"
             self.kill(worker)
+
+    def pid(self, worker: WorkerProcess) -> int:
+        """0 while it is not known."""
+        assert self._spawner is not None
+        return self._spawner.pid(worker.number)
 
     def kill(self, worker: WorkerProcess, signal_number: int = signal.SIGKILL) -> None:
         """Signal the process of *worker*. Its end is reported like any other."""
@@ -147,9 +155,10 @@ class WorkerPool:
             # Whoever leads the job has an answer to trouble, be it only after its return.
             trouble_s=config.timing.coordinator_s,
             collective_timeout_s=config.timing.collective_timeout_s,
+            heartbeat_s=config.timing.heartbeat_s,
         )
         own = settings.to_environment()
-        del own["HOTSWAP_LINK_FD"]
+        del own[LINK_FD], own[STACKS_FD]
         return {
             # A worker's environment is its node's, whoever forks it: a fork server may have been started with another.
             **os.environ,
@@ -208,6 +217,7 @@ class WorkerPool:
     def _report_end(self, worker: WorkerProcess) -> None:
         """Only when the process is gone and all it said was heard: a snapshot it announced last still counts."""
         if worker.status is not None and worker.drained and self._by_number.pop(worker.number, None) is not None:
+            os.close(worker.stacks)
             self._on_end(worker)
 
     def _start_task(self, coroutine: Any) -> None:
@@ -232,6 +242,7 @@ class WorkerPool:
         self._spawner.close()
         for worker in self._by_number.values():
             worker.link.close()
+            os.close(worker.stacks)
 
     async def _end_all(self, signal_number: int, patience_s: float) -> None:
         assert self._spawner is not None
