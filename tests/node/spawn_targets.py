@@ -87,3 +87,11 @@ def draw() -> None:
     import torch
 
     print(json.dumps([int(numpy.random.randint(2**31)), torch.get_num_threads()]))
+
+
+def count_gpus() -> None:
+    import spawn_gpu_user
+    import torch
+
+    found = {"on import": spawn_gpu_user.FOUND, "in the worker": torch.cuda.device_count()}
+    print(json.dumps({**found, "threads": len(os.listdir("/proc/self/task"))}))

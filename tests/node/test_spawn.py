@@ -13,7 +13,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,10 @@ DEADLINE_S = 20.0
 class RunningServer:
     """A fork server process."""
 
-    def __init__(self, directory: Path, *preload: str) -> None:
+    def __init__(self, directory: Path, *preload: str, early: Sequence[str] = ()) -> None:
         self.path, self.token = str(directory / "private" / "fork.sock"), secrets.token_hex(16)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "hotswap.node.forkserver"],
+            [sys.executable, "-m", "hotswap.node.forkserver", *early],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "OF_THE_SERVER": "1"},
@@ -386,6 +386,23 @@ def test_a_bad_preload_is_named(tmp_path: Path, name: str, said: str) -> None:
     assert process.returncode == 2
     error = json.loads(process.stdout)["error"]
     assert f"preloading {name!r}" in error and said in error and "--no-preload" in error
+
+
+def test_counting_gpus_on_import_leaves_the_driver_asleep(
+    tmp_path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The first module stands for the driver's library, which starts a thread in whatever process asks it.
+    monkeypatch.setenv("PYTHONPATH", PATH)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    server = RunningServer(tmp_path, "spawn_gpu_user", early=["spawn_gpu_driver"])
+    try:
+        assert server.answer == {"ready": True}
+        with contextlib.closing(server.connect()) as client:
+            client.spawn(ask("count_gpus", stdout_path=str(tmp_path / "counted")), [])
+            assert [exited.status for exited in ends(client, 1)] == [0]
+    finally:
+        server.close()
+    assert json.loads((tmp_path / "counted").read_text()) == {"on import": 3, "in the worker": 3, "threads": 2}
 
 
 def test_libraries_do_not_share_what_they_drew_on_import(tmp_path: Path, ask: Ask) -> None:

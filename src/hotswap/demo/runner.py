@@ -16,7 +16,6 @@ from typing import Any
 
 from hotswap.demo.options import TrainOptions
 from hotswap.demo.plan import FRAMEWORKS, Outside
-from hotswap.node import gpus
 from hotswap.node.process import die_with_parent
 from hotswap.session.faults import FAULT_LOG, FAULTS, Fault
 
@@ -58,20 +57,13 @@ class JobSpec:
             *(sys.executable, "-m", "hotswap.cli", "run", "--standalone", "--nnodes", nodes),
             *("--nproc-per-node", str(self.train.layout.slots // self.nodes)),
             *("--rdzv-id", self.logs.name, "--log-dir", str(self.directory), "--redirects", "3"),
-            *("--preload", ",".join(self._preload())),
+            *("--preload", f"torch,hotswap.session.session,{framework.module}"),
             # A snapshot of every step, also where eight workers share two cores.
             *("--spare-positions", str(self.nodes), "--overhead-limit", "0", *self.run_arguments),
             str(Path(__file__).with_name(framework.script)),
             *self.train.to_arguments(),
             *("--out", str(self.directory)),
         ]
-
-    def _preload(self) -> list[str]:
-        names = ["torch", "hotswap.session.session"]
-        # Megatron-Core's modules wake the CUDA driver where there is one, and no fork may inherit that.
-        if not (self.framework == "megatron" and gpus.visible()):
-            names.append(FRAMEWORKS[self.framework].module)
-        return names
 
     def environment(self) -> dict[str, str]:
         """This process's environment with the deaths on order."""

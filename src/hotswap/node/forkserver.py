@@ -19,13 +19,13 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hotswap.errors import UsageError
-from hotswap.node import spawn_child
+from hotswap.node import gpus, spawn_child
 from hotswap.node.process import adopt_orphans, die_with_parent, kill_orphans
 from hotswap.node.spawn import LINE_BYTES_MAX
 from hotswap.node.spawn_child import redirect
@@ -34,6 +34,8 @@ FDS_MAX = 16
 SEND_S = 5
 """How long a client that does not read may hold the others up before it counts as gone."""
 END_S = 10.0
+COUNT_S = 60.0
+"""How long the number of GPUs may be waited for; a driver that has slept takes seconds."""
 
 
 @dataclass(eq=False)
@@ -244,8 +246,54 @@ class Server:
             self._say(owner, {"number": number, "status": os.waitstatus_to_exitcode(status)})
 
 
+@contextlib.contextmanager
+def _driver_asleep() -> Iterator[None]:
+    """Modules that ask torch how many GPUs there are while they are imported get the answer of a child process.
+
+    Here the question would load the driver's library, with a thread and open devices, which no fork may inherit.
+    """
+    if not gpus.visible():
+        yield
+        return
+    cuda: Any = importlib.import_module("torch").cuda
+    count, asked = _in_child(cuda.device_count), cuda.device_count
+    cuda.device_count = lambda: count
+    try:
+        yield
+    finally:
+        cuda.device_count = asked
+
+
+def _in_child(ask: Callable[[], int]) -> int:
+    """What *ask* returns in a child process, whose state is lost with it; UsageError if it does not answer."""
+    readable, writable = os.pipe()
+    pid = os.fork()
+    if not pid:
+        with contextlib.suppress(BaseException):
+            os.write(writable, b"%d" % ask())
+        os._exit(0)
+    os.close(writable)
+    try:
+        answered = select.select([readable], [], [], COUNT_S)[0]
+        answer = os.read(readable, 64) if answered else b""
+    finally:
+        os.close(readable)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    if not answer:
+        raise UsageError(
+            "torch could not count the GPUs of this node: see nvidia-smi, or start workers with --no-preload"
+        )
+    return int(answer)
+
+
 def preload(names: Sequence[str]) -> None:
     """Import *names*. UsageError naming the module that fails or starts a thread."""
+    with _driver_asleep():
+        _import(names)
+
+
+def _import(names: Sequence[str]) -> None:
     for name in names:
         try:
             importlib.import_module(name)
