@@ -32,8 +32,8 @@ class Timing:
 
     @property
     def stopped_s(self) -> float:
-        """A stopped process is looked for with every heartbeat, so it is noticed within the budget."""
-        return self.detection_budget_s / 2
+        """A stopped process is looked for with every heartbeat, so it is ended within half of the budget."""
+        return self.detection_budget_s / 4
 
     @property
     def trouble_grace_s(self) -> float:

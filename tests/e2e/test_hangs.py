@@ -116,4 +116,4 @@ def test_a_stopped_worker_is_replaced_within_three_seconds(start: Start, referen
         outcome = job.finish()
     assert_clean(outcome)
     assert_identical(outcome, reference_of(cell))
-    assert lost["detail"] == "stopped by a signal for more than 1 s"
+    assert lost["detail"] == "stopped by a signal for more than 0.5 s"
