@@ -177,6 +177,30 @@ def test_a_stopped_worker_is_ended_and_started_again(start: Start, reference_of:
     assert outcome.named("spare_promoted") == []
 
 
+@pytest.mark.parametrize(("program", "steps"), [(MEGATRON, LONG), (FSDP2, 4 * LONG)], ids=["megatron", "fsdp2"])
+def test_a_spare_takes_the_place_of_a_node_with_a_lost_worker(
+    program: Program, steps: int, start: Start, reference_of: Reference
+) -> None:
+    swaps = [("node2#1", "node0#1")]
+    if steps > LONG:  # and the node, a spare now, takes it back
+        swaps.append(("node0#1", "node2#1"))
+    cell = Cell(program=program, steps=steps, run_arguments=("--worker-loss", "spare"))
+    with start(cell) as job:
+        for spare, loser in swaps:
+            job.wait_for("spare_ready", node=spare, positions=[0])
+            job.wait_for("step_committed")
+            os.kill(job.worker_pids(loser.partition("#")[0])[0], signal.SIGKILL)
+            job.wait_for("recovery_done")
+        outcome = job.finish()
+    assert_clean(outcome)
+    assert_identical(outcome, reference_of(cell))
+    redone = [event["redone_steps"] for event in outcome.named("recovery_done")[1:]]
+    assert len(redone) == len(swaps) and max(redone) <= 2
+    promoted = [(event["node"], event["replaces"], event["hot"]) for event in outcome.named("spare_promoted")]
+    assert promoted == [(*swap, True) for swap in swaps]
+    assert outcome.named("node_lost") == []
+
+
 # --- the coordinator -----------------------------------------------------------------------------------------------------
 
 

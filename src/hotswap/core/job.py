@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from hotswap.core import messages as m
 from hotswap.core import placement, resume
@@ -64,6 +64,8 @@ class Job:
         self.late: frozenset[NodeId] = frozenset()
         self.trouble: tuple[float, str] | None = None
         self.waiting: tuple[float, int] | None = None
+        self.left: dict[int, NodeId] = {}
+        """Nodes that gave up their places to spares in this recovery, and so still have what the spares fetch from others."""
         self.built_at = 0.0
         self.out: list[Effect] = []
 
@@ -129,22 +131,38 @@ class Job:
         self.record("job_started", {"nodes": [*order], "width": self.limits.width})
         self.fence(frozenset(self.membership.slots), "start", now)
 
-    def recover(self, cause: str, now: float, lost: Iterable[Slot] = ()) -> None:
-        """Fence the generation and begin the next one, with spares in the places of lost nodes."""
+    def recover(
+        self, cause: str, now: float, lost: Collection[Slot] = (), back: Mapping[int, NodeId] | None = None
+    ) -> None:
+        """Fence the generation and begin the next one, with spares in the places of lost nodes.
+
+        *back*: nodes that take their places again.
+        """
         if self.phase not in (Phase.FENCING, Phase.WAITING, Phase.RECOLLECTING):
             self.recoveries += 1
         if self.recoveries > self.limits.recoveries_max:
             count = self.limits.recoveries_max
             self.stop(EXIT_REQUEUE, f"{count} recoveries without a newly committed step; the next cause: {cause}")
             return
-        dead = [position for position, node in enumerate(self.current.places) if node not in self.roster]
-        fills = self.roster.fill(dead, self.current)
-        unheld = self._new_processes({*lost, *self.finished, *(s for p in fills for s in self.current.slots_at(p))})
+        back = back or {}
+        places = {position: back.get(position, node) for position, node in enumerate(self.current.places)}
+        moved = [position for position, node in places.items() if node in back.values() and position not in back]
+        dead = [position for position, node in places.items() if position in moved or node not in self.roster]
+        hurt = self._hurt(lost, dead) if self.limits.spare_first else []
+        free = [node for node in self.roster if node not in places.values()]
+        fills = {**self.roster.fill(free, self.current, dead=dead, hurt=hurt), **back}
+        self.left.update({p: places[p] for p in hurt if p in fills and p not in self.left})
+        moving = {slot for position in fills for slot in self.current.slots_at(position)}
+        unheld = self._new_processes({*lost, *self.finished}) | moving
         self.leave(now)
         self._replace(fills)
         self.fence(unheld, cause, now)
-        if len(fills) < len(dead):
-            self._wait(len(dead) - len(fills), now)
+        if missing := [position for position in dead if position not in fills]:
+            self._wait(len(missing), now)
+
+    def _hurt(self, lost: Collection[Slot], dead: Sequence[int]) -> list[int]:
+        """Positions whose node is there but has lost workers."""
+        return sorted({slot // self.limits.width for slot in lost}.difference(dead))
 
     def _new_processes(self, lost: set[Slot]) -> frozenset[Slot]:
         """Slots whose process is new, those included that were new in a generation that never came to life."""
@@ -227,12 +245,20 @@ class Job:
         complete = stayed and choice is not None and all(s.kind in _FROM_MEMBERS for s in choice.sources.values())
         if (self.awaited() and not complete) or (choice is None and self.unfenced()):
             return
+        if choice is None and (back := self._returnable()):
+            self.left.clear()
+            self.recover("what spares were to fetch is nowhere: nodes take their places again", now, back=back)
+            return
         choice = choice or self._without_memory(self.attempt)
         if choice is None:
             self.stop(EXIT_REQUEUE, NO_STATE_LEFT)
             return
         self._announce(self.attempt, ledger, choice)
         self.enter(Phase.REBUILDING, now)
+
+    def _returnable(self) -> dict[int, NodeId]:
+        """Nodes that have left their places in this recovery and can take them again."""
+        return {p: node for p, node in self.left.items() if node in self.roster and self.current.places[p] != node}
 
     def _without_memory(self, recovery: Recovery) -> resume.Resume | None:
         """The newest durable checkpoint; the very beginning if the job never got anywhere."""
@@ -294,10 +320,11 @@ class Job:
         step = self.attempt.resume_step
         self.acked = dict.fromkeys(self.current.slots, step)
         self.started = True
+        self.left.clear()
         self.trained_with = self.current.places
         self.record("training_started", {"step": step})
         self.enter(Phase.REDOING, now)
-        for node in self.current.places:
+        for node in self.roster:
             self.send(node, m.Go(generation=self.current.generation))
 
     def commit(self, now: float) -> None:

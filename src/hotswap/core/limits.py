@@ -10,7 +10,8 @@ class Limits:
     """Sizes and deadlines of a job. Times in seconds.
 
     ``phase_s``: longest time a phase may take once every worker is built; ``build_s``: longest time for building one;
-    ``last_call_s``: how long a complete job waits for further spares; ``recoveries_max``: planned recoveries without a newly
+    ``spare_first``: where a worker is lost and a spare stands built for its node's place, the spare takes the place and the node
+    becomes the spare, instead of starting a new worker on it. ``last_call_s``: how long a complete job waits for further spares; ``recoveries_max``: planned recoveries without a newly
     committed step in between, after which going on is pointless; ``respawns_max``: the same for the deaths of one slot's
     workers. ``hang_s``, ``hang_floor_s``, ``hang_ceiling_s``, ``pause_s``: see ``HangWatch``; ``hang_s`` of None follows the
     job's own steps, of 0 looks for no hangs.
@@ -32,6 +33,7 @@ class Limits:
     pause_s: float = 0.0
     respawns_max: int = 3
     recoveries_max: int = 10
+    spare_first: bool = False
 
     def __post_init__(self) -> None:
         """Assert what every deadline below relies on; left on in production."""

@@ -266,7 +266,7 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Go:
-    """Every slot is ready: train."""
+    """Every slot is ready: train. A spare may free what it held for the nodes that do."""
 
     generation: Generation
 

@@ -113,12 +113,17 @@ class Roster:
         ready = {p: self.has_built(spare, membership.slots_at(p)) for p in range(len(membership.places))}
         return min(ready, key=lambda position: (-ready[position], covered[position], position))
 
-    def fill(self, dead: Sequence[int], membership: Membership) -> dict[int, NodeId]:
-        """A spare for each dead position as far as they go; the ones that are built for a position go there first."""
-        free = self.spares(membership)
+    def fill(
+        self, free: Sequence[NodeId], membership: Membership, *, dead: Sequence[int], hurt: Sequence[int]
+    ) -> dict[int, NodeId]:
+        """One of the *free* nodes for each dead position as far as they go; those built for a position go there first.
+
+        For a *hurt* position, whose node is still there, only one that is built for it.
+        """
+        free = [*free]
         fills: dict[int, NodeId] = {}
-        for least in (self.width, 0):
-            for position in dead:
+        for least, positions in ((self.width, dead), (0, dead), (self.width, hurt)):
+            for position in positions:
                 slots = membership.slots_at(position)
                 able = [node for node in free if self.has_built(node, slots) >= least]
                 if position not in fills and able:

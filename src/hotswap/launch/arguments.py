@@ -18,6 +18,7 @@ from hotswap.launch import deadlines
 from hotswap.launch.console import Console
 from hotswap.launch.options import DEFAULT_RESPAWNS, Options
 from hotswap.launch.place import checked_name
+from hotswap.node import gpus
 from hotswap.wire.auth import TOKEN_BYTES_MIN
 
 HONOURED = frozenset(
@@ -67,6 +68,13 @@ def parser() -> argparse.ArgumentParser:
     )
     group.add_argument(
         "--spare-positions", type=int, default=1, help="for how many nodes' places a spare keeps built workers"
+    )
+    group.add_argument(
+        "--worker-loss",
+        choices=("auto", "respawn", "spare"),
+        default="auto",
+        help="a lost worker is started again on its node (respawn), or a spare that is built for the node's place takes it and the "
+        "node becomes the spare (spare); auto: spare where there are GPUs, on which starting takes seconds",
     )
     group.add_argument(
         "--preload",
@@ -138,6 +146,7 @@ def parse(argv: list[str]) -> Options:
         signals=_signals(getattr(args, "signals_to_handle", None)),
         timing=deadlines.timing_of(args),
         spare_wait_s=args.spare_wait_s,
+        spare_first=args.worker_loss == "spare" or (args.worker_loss == "auto" and bool(gpus.visible())),
         preload=None if args.no_preload else tuple(name for name in args.preload.split(",") if name),
         spare_positions=args.spare_positions,
         checkpoint_dir=str(Path(args.checkpoint_dir).resolve()) if args.checkpoint_dir else "",

@@ -39,6 +39,7 @@ class Options:
     signals: tuple[signal.Signals, ...] = DEFAULT_SIGNALS
     timing: Timing = field(default_factory=Timing)
     spare_wait_s: float = 60.0
+    spare_first: bool = False
     preload: tuple[str, ...] | None = ("torch",)
     spare_positions: int = 1
     checkpoint_dir: str = ""

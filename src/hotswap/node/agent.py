@@ -312,9 +312,7 @@ class Agent:
         if plan.generation != self.generation or self.plan is not None:
             return
         self.plan = plan
-        # By place, not by living workers: one that crashes just now leaves its snapshots to its successor.
-        assert self._fence is not None, "a plan comes after its fence"
-        self.memory.adopt_plan(plan, self._wanted_slots(self._fence) if self.active else ())
+        self.memory.adopt_plan(plan)
         if self.active:
             for worker in self.workers.values():
                 self._spawn_task(self._load(worker, plan))
@@ -338,9 +336,11 @@ class Agent:
     def _on_go(self, go: m.Go) -> None:
         if go.generation != self.generation:
             return
-        self.training = True
-        self.memory.forget_moved_replicas()
-        for worker in self.workers.values():
+        assert self._fence is not None, "a generation trains after its fence"
+        # By place, not by living workers: one that crashes just now leaves its snapshots to its successor.
+        self.memory.forget_moved(self._wanted_slots(self._fence) if self.active else ())
+        self.training = self.active
+        for worker in self.workers.values() if self.active else ():
             worker.link.send(go)
 
     def _on_end_hung(self, message: m.EndHung) -> None:

@@ -267,6 +267,7 @@ def limits_of(config: CoordinatorConfig) -> Limits:
         pause_s=config.timing.pause_s,
         spare_wait_s=config.spare_wait_s,
         respawns_max=config.respawns_max,
+        spare_first=config.spare_first,
     )
 
 

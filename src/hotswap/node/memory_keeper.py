@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -201,20 +201,21 @@ class MemoryKeeper:
         for item in self.vault.inventory():
             self.vault.truncate(item.slot, step)
 
-    def adopt_plan(self, plan: Plan, slots: Iterable[Slot]) -> None:
-        """Forget the undone future; free what others now keep."""
+    def adopt_plan(self, plan: Plan) -> None:
+        """Forget the undone future."""
         self._holders = dict(plan.holders)
-        mine = set(slots)
         for item in self.vault.inventory():
             self.vault.truncate(item.slot, plan.resume_step)
-            if item.kind is HeldKind.OWN and item.slot not in mine and not _is_source(plan, self._node, item.slot):
-                self.vault.forget(item.slot, HeldKind.OWN)
 
-    def forget_moved_replicas(self) -> None:
-        """Free replicas that another node holds now. Not before everybody is restored: they were sources until then."""
+    def forget_moved(self, slots: Collection[Slot]) -> None:
+        """Free what other nodes have now; *slots* are this node's.
+
+        Not before everybody is restored: it was a source until then, if only for the case that the planned one fails.
+        """
         for item in self.vault.inventory():
-            if item.kind is HeldKind.REPLICA and self._holders.get(item.slot) != self._node:
-                self.vault.forget(item.slot, HeldKind.REPLICA)
+            own = item.kind is HeldKind.OWN
+            if item.slot not in slots if own else self._holders.get(item.slot) != self._node:
+                self.vault.forget(item.slot, item.kind)
 
     async def locate(self, slot: Slot, source: Source, step: Step) -> Located | None:
         """Bring the state of *step* into the memory granted to *slot*; None when its worker needs none of it."""
@@ -364,8 +365,3 @@ class MemoryKeeper:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.error("replication task failed", exc_info=task.exception())
-
-
-def _is_source(plan: Plan, node: NodeId, slot: Slot) -> bool:
-    """Whether somebody is going to fetch shared state of *slot* from *node*."""
-    return any(source.shared_slot == slot and source.shared_from == node for source in plan.sources.values())

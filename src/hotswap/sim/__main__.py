@@ -16,7 +16,8 @@ from hotswap.sim.job import JobModel
 SPOILT: dict[str, dict[str, Any]] = {
     "one-version": {"versions": 1},
     "no-gate": {"gate": False},
-    "keep-undone": {"drop_undone": False},
+    # Rarely found: a node must miss a plan, be back before the next and be needed then.
+    "keep-undone": {"drop_undone": False, "faults": 8},
 }
 """Ways to spoil the protocol, each of which the checkers must find."""
 

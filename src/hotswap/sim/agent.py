@@ -205,14 +205,13 @@ class AgentModel:
             return
         self.plan = plan
         self.memory.truncate(plan.resume_step)
-        # By place, not by worker: one may just have crashed, and then its snapshots matter most.
-        mine = self._wanted(self.fence) if self.active and self.fence is not None else []
-        for slot in list(self.memory.own):
-            if slot not in mine:
-                del self.memory.own[slot]
-        for slot in mine:
+        for slot in self._mine():
             if slot in self.workers:
                 self._load(self.workers[slot], plan, plan.sources[slot])
+
+    def _mine(self) -> list[Slot]:
+        """By place, not by worker: one may just have crashed, and then its snapshots matter most."""
+        return self._wanted(self.fence) if self.active and self.fence is not None else []
 
     def _load(self, worker: WorkerModel, plan: m.Plan, source: Source) -> None:
         """Bring the slot's state into this node's memory, then tell the worker where it is."""
@@ -245,12 +244,13 @@ class AgentModel:
 
     def _on_go(self, go: m.Go) -> None:
         if go.generation == self.generation and self.plan is not None:
-            self.training = True
-            # Not before: until everybody is restored replicas that have moved may still be sources.
-            for slot in list(self.memory.replicas):
-                if self.plan.holders.get(slot) != self.node:
-                    del self.memory.replicas[slot]
-            for worker in self.workers.values():
+            # Not before: until everybody is restored what has moved may still be a source.
+            mine = self._mine()
+            self.memory.own = {slot: kept for slot, kept in self.memory.own.items() if slot in mine}
+            holders = self.plan.holders
+            self.memory.replicas = {s: kept for s, kept in self.memory.replicas.items() if holders.get(s) == self.node}
+            self.training = self.active
+            for worker in self.workers.values() if self.active else ():
                 worker.down.send(go)
 
     # --- workers ---------------------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ class Setup:
     faults: int
     flaky: float
     event_log: bool
+    spare_first: bool
     versions: int = 2
     gate: bool = True
     drop_undone: bool = True
@@ -60,6 +61,7 @@ def draw_setup(world: World, **spoilt: object) -> Setup:
         "faults": dice.randint(1, 4),
         "flaky": dice.choice((0.0, 0.0, 0.05)),
         "event_log": dice.random() < 0.7,
+        "spare_first": dice.random() < 0.5,
         "transfer_s": (0.05, 0.8) if slow else (0.002, 0.1),
     }
     return Setup(**{**values, **spoilt})  # type: ignore[arg-type]
@@ -77,6 +79,7 @@ class JobModel:
             nodes_active=self.setup.nodes_active,
             nodes_max=self.setup.nodes_active + self.setup.spares,
             width=self.setup.width,
+            spare_first=self.setup.spare_first,
         )
         self.chronicle = Chronicle(slots=self.setup.nodes_active * self.setup.width, strict=self.setup.event_log)
         self.fabric = Fabric(self.world, self.chronicle)
