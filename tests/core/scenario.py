@@ -177,7 +177,7 @@ class Scenario:
         self, node: NodeId, generation: Generation, plain: list[str], values: dict[str, str]
     ) -> Iterator[m.FromAgent]:
         """Without details: own snapshots, replicas and workers as they are after the last ``acked`` step."""
-        if not plain and not (values.keys() - {"gen", "checkpoint"}):
+        if not plain and not (values.keys() - {"gen", "checkpoint", "reaches_not"}):
             values = {**self._usual(node), **values}
         elif plain == ["empty"]:
             plain = []
@@ -196,7 +196,12 @@ class Scenario:
             groups.setdefault(int(slot), {})[key] = state
         checkpoint = int(values["checkpoint"]) if "checkpoint" in values else None
         yield m.NodeFenced(
-            generation=generation, held=tuple(held), workers=tuple(workers), groups=groups, checkpoint_step=checkpoint
+            generation=generation,
+            held=tuple(held),
+            workers=tuple(workers),
+            groups=groups,
+            checkpoint_step=checkpoint,
+            unreachable=tuple(full(name) for name in values.get("reaches_not", "").split(",") if name),
         )
 
     def _usual(self, node: NodeId) -> dict[str, str]:
@@ -344,6 +349,8 @@ def _fence(fence: m.Fence) -> str:
         text += f" lost {','.join(map(str, fence.lost))}"
     if fence.positions:
         text += f" build for {','.join(map(str, fence.positions))}"
+    if fence.probe:
+        text += " who reaches whom?"
     if fence.valid_to is not None:
         text += f" drop all beyond {fence.valid_to}" if fence.valid_to >= 0 else " drop everything"
     return text

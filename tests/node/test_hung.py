@@ -134,6 +134,8 @@ def test_stacks_of_a_process_whose_main_thread_keeps_the_interpreter(tmp_path: P
         async def written() -> None:
             await until(lambda: "line 7" in (tmp_path / "stacks").read_text())
 
-        play(written())
-        assert process.poll() is None
-        process.kill()
+        try:
+            play(written())
+            assert process.poll() is None
+        finally:
+            process.kill()

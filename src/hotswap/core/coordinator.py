@@ -440,7 +440,7 @@ class Coordinator:
             job.out.extend(Disconnect(node=node, reason="silent") for node in silent)
             self._lose(dict.fromkeys(silent, f"silent for {self.limits.detection_budget_s:g} s"), now)
         if job.running and job.trouble is not None and now >= job.trouble[0]:
-            job.recover(job.trouble[1], now)
+            job.recover(job.trouble[1], now, probe=True)
         elif self.phase is not Phase.STOPPED and now >= self._phase_deadline():
             self._on_phase_deadline(now)
         elif self.phase in TRAINS:
@@ -482,7 +482,7 @@ class Coordinator:
         if self.phase is not Phase.FENCING and guilty >= set(job.current.places):
             guilty = frozenset()
         if not guilty:
-            job.recover(f"{_names(late)} {reason}", now)
+            job.recover(f"{_names(late)} {reason}", now, probe=True)
             return
         missed = any(self._is_missed(node) for node in guilty)
         for node in sorted(guilty, key=node_order):

@@ -132,11 +132,17 @@ class Job:
         self.fence(frozenset(self.membership.slots), "start", now)
 
     def recover(
-        self, cause: str, now: float, lost: Collection[Slot] = (), back: Mapping[int, NodeId] | None = None
+        self,
+        cause: str,
+        now: float,
+        lost: Collection[Slot] = (),
+        back: Mapping[int, NodeId] | None = None,
+        *,
+        probe: bool = False,
     ) -> None:
         """Fence the generation and begin the next one, with spares in the places of lost nodes.
 
-        *back*: nodes that take their places again.
+        *back*: nodes that take their places again. *probe*: as nothing is known to be lost, ask who reaches whom.
         """
         if self.phase not in (Phase.FENCING, Phase.WAITING, Phase.RECOLLECTING):
             self.recoveries += 1
@@ -156,7 +162,7 @@ class Job:
         unheld = self._new_processes({*lost, *self.finished}) | moving
         self.leave(now)
         self._replace(fills)
-        self.fence(unheld, cause, now)
+        self.fence(unheld, cause, now, probe=probe)
         if missing := [position for position in dead if position not in fills]:
             self._wait(len(missing), now)
 
@@ -184,11 +190,11 @@ class Job:
             fields: Fields = {"node": node, "replaces": before.places[position], "position": position, "hot": hot}
             self.record("spare_promoted", fields)
 
-    def fence(self, lost: frozenset[Slot], cause: str, now: float) -> None:
+    def fence(self, lost: frozenset[Slot], cause: str, now: float, *, probe: bool = False) -> None:
         """Announce the newest membership: everything older is void from here on."""
         self.raised.clear()
         previous = self.recovery if self.phase in PHASE_NAMES else None
-        self.recovery = Recovery(cause=cause, started_at=now, phase_at=now, lost=lost)
+        self.recovery = Recovery(cause=cause, started_at=now, phase_at=now, lost=lost, probe=probe)
         if previous is not None:
             self.recovery.started_at, self.recovery.phases_ms = previous.started_at, previous.phases_ms
         self.trouble = None
@@ -208,6 +214,7 @@ class Job:
             lost=tuple(sorted(self.recovery.lost)) if self.recovery is not None else (),
             positions=self.roster.positions(node, self.current) if self.protected else (),
             valid_to=self.history.valid_to(self.roster[node].knows),
+            probe=self.recovery is not None and self.recovery.probe,
         )
 
     def _wait(self, missing: int, now: float) -> None:
@@ -233,6 +240,8 @@ class Job:
         """Plan once the answers suffice. Before anything is given up as lost, everyone is heard."""
         if any(node not in self.attempt.fenced for node in self.current.places):
             return
+        if self.attempt.probe and (self.unfenced() or self._part_with_cut_off(now)):
+            return
         ledger = self.attempt.ledger(self.current, self.peers)
         self.started = self.started or ledger.trained()
         for (slot, step, node), count in self.failures.items():
@@ -255,6 +264,19 @@ class Job:
             return
         self._announce(self.attempt, ledger, choice)
         self.enter(Phase.REBUILDING, now)
+
+    def _part_with_cut_off(self, now: float) -> bool:
+        """Give up nodes that others cannot reach, so that all that are left reach each other; whether a member is among them."""
+        unreachable = self.attempt.unreachable()
+        outcasts = placement.outcasts(unreachable, self.current.places)
+        for node in outcasts:
+            peers = [peer for peer in self.roster if node in unreachable[peer] or peer in unreachable[node]]
+            self.evict(node, f"cut off from {', '.join(peers)}")
+            unreachable.pop(node)
+        cut_off = [node for node in outcasts if node in self.current.places]
+        if cut_off:
+            self.recover(f"{', '.join(cut_off)} cannot be reached by other nodes", now)
+        return bool(cut_off)
 
     def _returnable(self) -> dict[int, NodeId]:
         """Nodes that have left their places in this recovery and can take them again."""
@@ -295,7 +317,7 @@ class Job:
         assert self.plan is not None, "restoring without a plan"
         node = self.plan.sources[slot].unique_from or self.current.node_of(slot)
         self.failures[slot, self.plan.resume_step, node] += 1
-        self.recover(f"slot {slot} could not be restored: {detail}", now)
+        self.recover(f"slot {slot} could not be restored: {detail}", now, probe=True)
 
     def _go_back_to(self, step: Step) -> None:
         if self.committed is not None and step < self.committed:
@@ -380,7 +402,7 @@ class Job:
         if times >= HANGS_MAX:
             self.stop(EXIT_DO_NOT_REQUEUE, f"step {step} hangs for the {times}rd time in the same place: {found.why}")
         elif not found.culprits:
-            self.recover(f"nobody advances: {found.why}", now)
+            self.recover(f"nobody advances: {found.why}", now, probe=True)
         else:
             self._end_hung(found.culprits, found.why, again=times > 1, now=now)
 

@@ -83,13 +83,17 @@ class WorkerTrouble:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeFenced:
-    """This node has left the old generation: its live workers are parked and nothing more of it can become valid."""
+    """This node has left the old generation: its live workers are parked and nothing more of it can become valid.
+
+    ``unreachable``: nodes to which no connection could be made, if the fence asked to try.
+    """
 
     generation: Generation
     held: tuple[Held, ...]
     workers: tuple[WorkerState, ...]
     groups: dict[Slot, dict[str, GroupState]] = field(default_factory=dict)
     checkpoint_step: Step | None = None
+    unreachable: tuple[NodeId, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,7 +242,8 @@ class Fence:
 
     ``lost``: slots whose process is new and holds nothing. ``positions``: for a spare, the positions to build workers for.
     ``valid_to``: the node has missed a plan and must drop all snapshots and replicas of later steps before it answers: they
-    belong to a future that was undone. None: it may keep everything.
+    belong to a future that was undone. None: it may keep everything. ``probe``: nobody knows why the last generation failed;
+    try to reach all other nodes before you answer.
     """
 
     generation: Generation
@@ -247,6 +252,7 @@ class Fence:
     lost: tuple[Slot, ...] = ()
     positions: tuple[int, ...] = ()
     valid_to: Step | None = None
+    probe: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

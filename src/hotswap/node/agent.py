@@ -24,6 +24,7 @@ from hotswap.node.hung import HungWorkers
 from hotswap.node.loading import grant, load
 from hotswap.node.memory_keeper import MemoryKeeper
 from hotswap.node.process import die_with_parent, run_and_leave, set_up_logging
+from hotswap.node.reach import unreachable
 from hotswap.node.relay import RendezvousRelay
 from hotswap.node.witness import LastWords, Witness
 from hotswap.node.worker_process import WorkerProcess
@@ -57,7 +58,7 @@ class Agent:
         self._lost: set[Slot] = set()
         self._finished: set[Slot] = set()
         self._fence_answered = False
-        self._storage_asked = False
+        self._unreachable: tuple[NodeId, ...] | None = None
         self._spare_respawns = 0
         self._park_timer: asyncio.TimerHandle | None = None
         self._fence: m.Fence | None = None
@@ -124,9 +125,7 @@ class Agent:
             places=self.places,
             planned=self.plan is not None,
             training=self.training,
-            built=tuple(
-                self._built(worker) for worker in self.workers.values() if worker.built is not None and worker.alive
-            ),
+            built=tuple(x.as_built(x.built) for x in self.workers.values() if x.built is not None and x.alive),
             acked=dict(self.memory.acked),
             lost=tuple(sorted(self._lost)),
             finished=tuple(sorted(self._finished)),
@@ -147,12 +146,12 @@ class Agent:
             self.pool.end_stopped()
 
     def _require_coordinator(self) -> None:
-        """Training needs no coordinator, but workers that wait for one must not wait for ever."""
-        alone_s = self.control.alone_s
-        if alone_s > self.config.timing.coordinator_s and not self.training:
-            log.error(
-                "no coordinator for %.0f s while workers wait for one; giving up, the job can be requeued", alone_s
-            )
+        """Training needs no coordinator, but workers that wait for one, or for peers, must not wait for ever."""
+        now = asyncio.get_running_loop().time()
+        moved_at = max((worker.moved_at for worker in self.workers.values() if self.training), default=0.0)
+        lost_s = min(self.control.alone_s, now - moved_at)
+        if lost_s > self.config.timing.coordinator_s:
+            log.error("no coordinator and no progress for %.0f s; giving up, the job can be requeued", lost_s)
             self._leave(EXIT_REQUEUE)
 
     def _heartbeat(self) -> None:
@@ -206,7 +205,7 @@ class Agent:
     def _accept(self, fence: m.Fence) -> None:
         """Leave the old generation: from here on nothing of it can become valid on this node."""
         self.generation, self.places = fence.generation, fence.places
-        self.training, self.plan, self._fence_answered, self._storage_asked = False, None, False, False
+        self.training, self.plan, self._fence_answered, self._unreachable = False, None, False, None
         self._restored.clear()
         self._lost.clear()
         if self._protected:
@@ -218,13 +217,16 @@ class Agent:
             worker.link.send(fence)
         self._staff(fence)
         self._arm_park_timer()
-        self._spawn_task(self._ask_storage(fence.generation))
+        self._spawn_task(self._look_around(fence))
 
-    async def _ask_storage(self, generation: Generation) -> None:
-        """Which checkpoint there is belongs to the answer, and storage may take its time."""
-        await self.memory.find_checkpoint()
-        if generation == self.generation:
-            self._storage_asked = True
+    async def _look_around(self, fence: m.Fence) -> None:
+        """What belongs to the answer and may take its time: which checkpoint there is, and whom this node reaches."""
+        others = {node: endpoint for node, endpoint in fence.endpoints.items() if node != self.node and fence.probe}
+        cut_off, _ = await asyncio.gather(
+            unreachable(others, self.config.timing.connect_s), self.memory.find_checkpoint()
+        )
+        if fence.generation == self.generation:
+            self._unreachable = cut_off
             self._answer_fence()
 
     def _staff(self, fence: m.Fence) -> None:
@@ -285,7 +287,7 @@ class Agent:
         return [worker for worker in self.workers.values() if worker.built is not None and worker.parked is None]
 
     def _answer_fence(self) -> None:
-        if self._unparked() or not self._storage_asked:
+        if self._unparked() or self._unreachable is None:
             return
         self._fence_answered = True
         states = [state for worker in self.workers.values() if worker.alive and (state := worker.state()) is not None]
@@ -301,6 +303,7 @@ class Agent:
                 workers=tuple(states),
                 groups=groups,
                 checkpoint_step=self.memory.checkpoint_step,
+                unreachable=self._unreachable,
             )
         )
         for slot in sorted(self._finished):
@@ -358,7 +361,7 @@ class Agent:
             self._on_joined()
         elif isinstance(message, w.Built):
             worker.built = message
-            self.control.send(self._built(worker))
+            self.control.send(worker.as_built(message))
         elif isinstance(message, w.Reserve):
             self.memory.reserve(slot, message.nbytes, message.buffers)
             grant(worker, self.memory)
@@ -373,7 +376,7 @@ class Agent:
         elif isinstance(message, w.Restored):
             self._on_restored(worker, message)
         elif isinstance(message, w.Progressed):
-            worker.progressed, worker.progressed_at = message, asyncio.get_running_loop().time()
+            worker.note(message, asyncio.get_running_loop().time())
         elif isinstance(message, w.Failed):
             worker.detail = message.detail
             if message.restore:
@@ -390,13 +393,6 @@ class Agent:
         if not self._protected:
             self._protected = True
             self._heartbeat()
-
-    def _built(self, worker: WorkerProcess) -> m.WorkerBuilt:
-        assert worker.built is not None
-        built = worker.built
-        return m.WorkerBuilt(
-            slot=worker.slot, generation=worker.fenced, shape=built.shape, peers=built.peers, rehearsed=built.rehearsed
-        )
 
     def _forward(self, generation: Generation, message: Any) -> None:
         if generation == self.generation:
@@ -427,6 +423,7 @@ class Agent:
         worker = self.workers.get(slot)
         if generation != self.generation or worker is None:
             return
+        worker.moved_at = asyncio.get_running_loop().time()
         worker.link.send(w.Acked(generation=generation, step=step, free=free))
         self._ready_if(slot)
         if self.training and self.memory.all_acked(step, self.workers):

@@ -60,7 +60,9 @@ class MemoryKeeper:
         self._generation: Generation = 0
         self._holders: dict[Slot, NodeId] = {}
         self._server: TransferServer | None = None
-        self._client = TransferClient(token=config.token, streams=config.transfer_streams)
+        self._client = TransferClient(
+            token=config.token, streams=config.transfer_streams, connect_s=config.timing.connect_s
+        )
         self._pushing: set[tuple[Slot, Step, Generation]] = set()
         self._threads = ThreadPoolExecutor(max_workers=THREADS_MAX, thread_name_prefix="hotswap-transfer")
         self._tasks: set[asyncio.Task[None]] = set()
