@@ -23,7 +23,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -39,9 +39,6 @@ from hotswap.demo.runner import JobSpec, run_job
 from hotswap.demo.verdict import Evidence, Recovery, first_difference, gather, recoveries
 from hotswap.session.faults import Fault
 
-KILLS_PER_JOB = 6
-NODE_KILLS_PER_JOB = 2
-FIRST_STEP, STEPS_BETWEEN = 12, 5
 SWAPS_IN_A_ROW = 30
 SAMPLE_S = 0.5
 SIZES = {"layers": int, "width": int, "tokens": int, "rows": int, "microbatches": int, "bf16": bool, "overlap": bool}
@@ -50,10 +47,20 @@ PHASES = ("detect", "fence", "plan", "rebuild", "restore", "redo", "total")
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """What is trained."""
+    """What is trained, and how often it is disturbed: ``node_kills`` of the ``kills`` of each job take a whole node."""
 
     framework: str
     train: TrainOptions
+    kills: int
+    node_kills: int
+    spares: int
+    first_step: int
+    steps_between: int
+    worker_loss: str
+
+    @property
+    def steps(self) -> int:
+        return self.first_step + self.steps_between * self.kills
 
     def job(self, directory: Path, faults: Sequence[Fault], spares: int, steps: int) -> JobSpec:
         return JobSpec(
@@ -63,15 +70,16 @@ class Program:
             nodes=FRAMEWORKS[self.framework].nodes,
             spares=spares,
             faults=tuple(faults),
+            run_arguments=("--worker-loss", self.worker_loss),
         )
 
 
 def draw_kills(draw: random.Random, program: Program) -> list[Fault]:
-    scopes = ["node"] * NODE_KILLS_PER_JOB + ["worker"] * (KILLS_PER_JOB - NODE_KILLS_PER_JOB)
+    scopes = ["node"] * program.node_kills + ["worker"] * (program.kills - program.node_kills)
     draw.shuffle(scopes)
     return [
         Fault(
-            step=FIRST_STEP + STEPS_BETWEEN * index,
+            step=program.first_step + program.steps_between * index,
             moment=draw.choice(FRAMEWORKS[program.framework].moments),
             slot=draw.randrange(program.train.layout.slots),
             scope=scope,
@@ -113,25 +121,29 @@ def summary(values: Sequence[float]) -> dict[str, float]:
 
 
 def measure_kills(program: Program, root: Path, jobs: int, seed: int, console: Console) -> dict[str, Any]:
-    steps = FIRST_STEP + STEPS_BETWEEN * KILLS_PER_JOB
-    reference = run(program.job(root / "reference", (), 0, steps))
+    reference = run(program.job(root / "reference", (), 0, program.steps))
     seen: list[tuple[Recovery, float]] = []
-    different = []
+    different, promotions = [], Counter[str]()
     for index in range(jobs):
         faults = draw_kills(random.Random(seed + index), program)
-        evidence = run(program.job(root / f"kills-{index}", faults, NODE_KILLS_PER_JOB, steps))
+        evidence = run(program.job(root / f"kills-{index}", faults, program.spares, program.steps))
         found = recoveries(evidence)
         plain = plain_step_ms(evidence.events)
         seen += [(recovery, recovery.phases_ms["total"] - plain) for recovery in found]
+        promoted = [event for event in evidence.events if event["event"] == "spare_promoted"]
+        promotions.update("hot" if event["hot"] else "cold" for event in promoted)
+        promotions["none"] += len(found) - len({event["generation"] for event in promoted})
         difference = first_difference(reference, evidence)
         if difference is not None or len(found) != len(faults):
             different.append(f"job {index}: {difference or 'a death was not answered'}")
         console.print(
             f"job {index + 1} of {jobs}: {len(found)} kills, {'identical' if difference is None else difference}"
         )
-    result: dict[str, Any] = {"kills": len(seen), "different": different}
+    result: dict[str, Any] = {"kills": len(seen), "different": different, "spares promoted": dict(promotions)}
     for scope in ("worker", "node", "all"):
         chosen = [(r, over) for r, over in seen if scope in ("all", r.death["kind"])]
+        if not chosen:
+            continue
         result[scope] = {phase: summary([r.phases_ms[phase] for r, _ in chosen]) for phase in PHASES}
         result[scope]["over a plain step"] = summary([over for _, over in chosen])
         result[scope]["kills"] = len(chosen)
@@ -217,10 +229,12 @@ def show(result: Mapping[str, Any], console: Console) -> None:
     for phase in (*PHASES, "over a plain step"):
         table.add_column(phase, justify="right")
     for scope in ("worker", "node", "all"):
-        row = kills[scope]
+        if (row := kills.get(scope)) is None:
+            continue
         cells = [f"{row[phase]['p50']:.0f} / {row[phase]['p99']:.0f}" for phase in (*PHASES, "over a plain step")]
         table.add_row(scope, str(row["kills"]), *cells)
     console.print(table)
+    console.print(f"spares promoted: {kills['spares promoted']}")
     for line in kills["different"]:
         console.print(f"DIFFERENT {line}")
     row = result["swaps_in_a_row"]
@@ -237,7 +251,15 @@ def show(result: Mapping[str, Any], console: Console) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", type=int, default=4, help=f"jobs with {KILLS_PER_JOB} kills each")
+    parser.add_argument("--jobs", type=int, default=4, help="jobs with so many kills each")
+    parser.add_argument("--kills", type=int, default=6, help="kills in a job")
+    parser.add_argument("--node-kills", type=int, default=2, help="of which so many are of whole nodes")
+    parser.add_argument("--spares", type=int, help="spares of a job; as many as nodes are killed by default")
+    parser.add_argument(
+        "--first-step", type=int, default=12, help="step of the first kill; on GPUs spares need a while"
+    )
+    parser.add_argument("--steps-between", type=int, default=5)
+    parser.add_argument("--worker-loss", default="auto", help="as for hotswap run")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--output", type=Path, default=Path("recovery.json"))
     parser.add_argument("--no-row", action="store_true", help="leave the swaps in a row out")
@@ -247,7 +269,16 @@ def main() -> int:
         parser.add_argument(f"--{name}", **({"action": "store_true"} if kind is bool else {"type": kind}))
     args = parser.parse_args()
     changes = {name: getattr(args, name) for name in ("layout", *SIZES) if getattr(args, name)}
-    program = Program(framework=args.framework, train=replace(FRAMEWORKS[args.framework].defaults, **changes))
+    program = Program(
+        framework=args.framework,
+        train=replace(FRAMEWORKS[args.framework].defaults, **changes),
+        kills=args.kills,
+        node_kills=args.node_kills,
+        spares=args.node_kills if args.spares is None else args.spares,
+        first_step=args.first_step,
+        steps_between=args.steps_between,
+        worker_loss=args.worker_loss,
+    )
     console = Console(width=160)
     with tempfile.TemporaryDirectory(prefix="hotswap-bench-") as directory:
         result = {

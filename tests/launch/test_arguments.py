@@ -54,7 +54,7 @@ def test_there_is_a_verdict_on_every_flag_of_torchrun() -> None:
         (["--spare-positions", "-1"], "--spare-positions -1: must be 0 or more"),
         (["--max-restarts", "-1"], "--max-restarts -1"),
         (["--spare-wait-s", "nan"], "--spare-wait-s nan"),
-        (["--transfer-streams", "0"], "--transfer-streams 0: must be 1 or more"),
+        (["--transfer-streams", "-1"], "--transfer-streams -1: must be 0 or more"),
         (["--checkpoint-dir", "d"], "both --checkpoint-dir and --checkpoint-interval"),
         (["--checkpoint-interval", "5"], "both --checkpoint-dir and --checkpoint-interval"),
         (["--rdzv-conf", "join_timeout=soon"], "join_timeout=soon is not a number"),

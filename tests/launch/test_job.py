@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from launch_kit import Launched, alive, until
 
+from hotswap.launch.job import streams_for
 from hotswap.launch.place import free_port
 
 Launch = Callable[..., Launched]
@@ -223,6 +224,14 @@ def test_a_node_without_the_coordinator_leaves_politely(launch: Launch) -> None:
     assert job.coordinators() == []
     job.process.terminate()
     assert job.finish()[0] == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize(("processors", "workers", "streams"), [(2, 2, 2), (32, 2, 8), (96, 8, 6), (224, 8, 8)])
+def test_replicas_take_as_many_connections_as_there_are_processors_for(
+    processors: int, workers: int, streams: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(processors)))
+    assert streams_for(workers) == streams
 
 
 def test_a_job_without_a_name_has_the_same_one_everywhere(launch: Launch) -> None:

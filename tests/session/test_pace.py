@@ -35,6 +35,14 @@ def test_the_smallest_interval_whose_waiting_is_within_the_limit(latency: float,
         assert waiting[0] > limit >= waiting[1]
 
 
+@pytest.mark.parametrize(("stall", "expected"), [(0.0, 1), (0.1, 1), (0.25, 3), (100.0, INTERVAL_MAX)])
+def test_a_device_that_waits_for_its_copy_waits_within_the_limit(stall: float, expected: int) -> None:
+    pace = measured(Pace(minimum=1, limit=0.1), step=1.0, lead=0.8, latency=0.1)
+    for _ in range(SAMPLES):
+        pace.note_stall(stall)
+    assert pace.proposal() == expected
+
+
 def test_without_a_limit_or_measurements_nothing_changes() -> None:
     assert measured(Pace(minimum=2, limit=0.0), step=1.0, lead=0.8, latency=9.0).proposal() == 2
     assert measured(Pace(minimum=1, limit=0.1), step=1.0, lead=0.8, latency=9.0, times=SAMPLES_MIN - 1).proposal() == 1

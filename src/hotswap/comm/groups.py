@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FakeProcessGroup, Store
 from torch.distributed import ProcessGroup
 
-from hotswap.comm import p2p
-from hotswap.comm.gloo import REBUILD, GlooAdapter
+from hotswap.comm import p2p, sockets
+from hotswap.comm.gloo import REBUILD, GlooAdapter, GlooLink
 from hotswap.comm.meeting import DeadlineMeeting
 from hotswap.comm.plug import Plug
 from hotswap.comm.port import AbortReport, Adapter, ConnectReport, GroupSpec, Link, Rendezvous
@@ -260,6 +260,14 @@ class Groups:
             for key, link in links.items()
             if len(link.spec.members) == 2 or not p2p.used(groups[key])
         }
+
+    def unanswered(self) -> bool:
+        """Whether some connection carries data that its other end's host does not acknowledge. From any thread."""
+        with self._lock:
+            links = list(self._links.values())
+        parts = [part for link in links for part in (link.parts if isinstance(link, JoinedLink) else (link,))]
+        found = {socket_id for part in parts if isinstance(part, GlooLink) for socket_id in part.socket_ids}
+        return any(map(sockets.is_unanswered, found))
 
     def detach(self, keep: frozenset[str] = frozenset()) -> None:
         """Turn all groups but those in *keep* into local no-ops, forget half-made operations, clear the stop flag."""

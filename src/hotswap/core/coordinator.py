@@ -438,6 +438,7 @@ class Coordinator:
         silent = job.detector.silent(now)
         if silent:
             job.out.extend(Disconnect(node=node, reason="silent") for node in silent)
+            job.miss(silent)
             self._lose(dict.fromkeys(silent, f"silent for {self.limits.detection_budget_s:g} s"), now)
         if job.running and job.trouble is not None and now >= job.trouble[0]:
             job.recover(job.trouble[1], now, probe=True)
@@ -460,7 +461,7 @@ class Coordinator:
         if self.phase is Phase.RECOLLECTING:
             self._take_over(now)
         elif self.phase is Phase.WAITING:
-            self.job.stop(EXIT_REQUEUE, f"no spare and no new node within {limits.spare_wait_s:g} s")
+            self.job.end_wait(now)
         elif self.phase is not Phase.FORMING:
             self._on_laggards(frozenset(self.job.laggards()), now)
         elif self._complete_at is not None:

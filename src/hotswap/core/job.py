@@ -65,7 +65,9 @@ class Job:
         self.trouble: tuple[float, str] | None = None
         self.waiting: tuple[float, int] | None = None
         self.left: dict[int, NodeId] = {}
-        """Nodes that gave up their places to spares in this recovery, and so still have what the spares fetch from others."""
+        """Nodes that left their places in this recovery and still have what others may need: to spares, or by falling silent."""
+        self.missed: set[NodeId] = set()
+        """Those of them that have fallen silent."""
         self.built_at = 0.0
         self.out: list[Effect] = []
 
@@ -258,6 +260,10 @@ class Job:
             self.left.clear()
             self.recover("what spares were to fetch is nowhere: nodes take their places again", now, back=back)
             return
+        if choice is None and any(node not in self.roster for node in self.missed):
+            # Cut off, maybe together with everybody; gone only if nothing is heard of them for as long as for any node.
+            self._wait(len(self.missed), now)
+            return
         choice = choice or self._without_memory(self.attempt)
         if choice is None:
             self.stop(EXIT_REQUEUE, NO_STATE_LEFT)
@@ -277,6 +283,21 @@ class Job:
         if cut_off:
             self.recover(f"{', '.join(cut_off)} cannot be reached by other nodes", now)
         return bool(cut_off)
+
+    def miss(self, silent: Collection[NodeId]) -> None:
+        """Members of which nothing is heard may only be cut off; what they hold is not lost yet."""
+        if self.started and self.membership is not None:
+            found = {p: node for p, node in enumerate(self.current.places) if node in silent and p not in self.left}
+            self.left.update(found)
+            self.missed.update(found.values())
+
+    def end_wait(self, now: float) -> None:
+        """Nobody came. What only silent nodes have is lost then; that nodes are missing ends the job."""
+        if all(node in self.roster for node in self.current.places):
+            self.missed.clear()
+            self.recover("nodes that are needed did not come back", now)
+        else:
+            self.stop(EXIT_REQUEUE, f"no spare and no new node within {self.limits.spare_wait_s:g} s")
 
     def _returnable(self) -> dict[int, NodeId]:
         """Nodes that have left their places in this recovery and can take them again."""
@@ -343,6 +364,7 @@ class Job:
         self.acked = dict.fromkeys(self.current.slots, step)
         self.started = True
         self.left.clear()
+        self.missed.clear()
         self.trained_with = self.current.places
         self.record("training_started", {"step": step})
         self.enter(Phase.REDOING, now)

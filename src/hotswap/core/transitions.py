@@ -85,7 +85,7 @@ def _table() -> dict[tuple[Phase, Kind], frozenset[Phase]]:
     allow((P.REBUILDING, P.RESTORING), (K.RESTORE_FAILED,), *_AFTER_LOSS)
     # A recovery. A spare's answer to the fence may come later, and its loss may be all that the plan still waits for.
     allow(RUNNING, (K.FENCED,))
-    allow((P.FENCING,), (K.FENCED, K.GONE, K.TICK), P.REBUILDING, P.STOPPED)
+    allow((P.FENCING,), (K.FENCED, K.GONE, K.TICK), P.REBUILDING, P.WAITING, P.STOPPED)
     allow((P.REBUILDING,), (K.CONNECTED,), P.RESTORING)
     allow((P.REBUILDING,), (K.READY,))
     allow((P.RESTORING,), (K.READY,), P.REDOING)

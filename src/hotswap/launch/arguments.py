@@ -104,7 +104,12 @@ def parser() -> argparse.ArgumentParser:
         help="faults of nodes over many jobs, on storage that all nodes see; a node in quarantine is not started",
     )
     group.add_argument("--probe", action="store_true", help="check this node's health first (hotswap probe)")
-    group.add_argument("--transfer-streams", type=int, default=2, help="connections per large replica")
+    group.add_argument(
+        "--transfer-streams",
+        type=int,
+        default=0,
+        help="connections per large replica; 0: as many as the processors allow, up to 8",
+    )
     group.add_argument("--bind-host", default="", help="numeric address to listen at; loopback unless told otherwise")
     group.add_argument("--node-name", default="", help="this node's name; the host's name by default")
     group.add_argument(
@@ -207,7 +212,7 @@ def _width(text: str) -> int:
 
 def _require_positive(args: argparse.Namespace) -> None:
     # Written so that NaN fails too.
-    for name, least in (("spare_positions", 0), ("max_restarts", 0), ("spare_wait_s", 0), ("transfer_streams", 1)):
+    for name, least in (("spare_positions", 0), ("max_restarts", 0), ("spare_wait_s", 0), ("transfer_streams", 0)):
         if not getattr(args, name) >= least:
             raise UsageError(f"--{name.replace('_', '-')} {getattr(args, name)}: must be {least} or more")
 

@@ -34,6 +34,8 @@ LOOK_S = 0.1
 LAST_WORDS_S = 5.0
 INCARNATION_MAX = 10**6
 COORDINATOR, AGENT = "hotswap.node.coordinator", "hotswap.node.agent"
+STREAMS = (2, 8)
+"""Fewest and most connections for one replica."""
 SESSION = "hotswap.session.session"
 """Always preloaded: every protected worker needs it, and torch's sharding packages that it imports take seconds."""
 FORK_SERVER = "HOTSWAP_FORK_SERVER"
@@ -194,7 +196,7 @@ class Job:
             fork_server_token=server_token,
             timing=options.timing,
             spare_positions=options.spare_positions,
-            transfer_streams=options.transfer_streams,
+            transfer_streams=options.transfer_streams or streams_for(options.nproc_per_node * len(place.names)),
             checkpoint_dir=options.checkpoint_dir or None,
             checkpoint_interval_steps=options.checkpoint_interval_steps,
             snapshot_interval_steps=options.snapshot_interval_steps,
@@ -376,3 +378,8 @@ def _report(job: Job, code: int) -> None:
         print(f"hotswap: job {job.job_id} ended with {code}; logs in {job.directory}", file=sys.stderr)
     if report is not None and (report.recoveries or report.diagnosis):
         print("".join(f"hotswap: {line}\n" for line in as_text(report).splitlines()), end="", file=sys.stderr)
+
+
+def streams_for(workers: int) -> int:
+    """Connections for one replica, when *workers* of this machine send theirs at once: each end of each fills a processor."""
+    return max(STREAMS[0], min(STREAMS[1], len(os.sched_getaffinity(0)) // (2 * workers)))

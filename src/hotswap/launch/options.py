@@ -17,7 +17,7 @@ class Options:
     """``token`` is empty in a stand-alone job: the launcher makes one. ``preload`` is None for a new interpreter per worker.
 
     ``console`` is None when nothing of the workers' output is shown. ``stop_s``: how long a polite stop may take, None for
-    a time that follows from the detection budget. ``signals``: those that ask for one.
+    a time that follows from the detection budget. ``transfer_streams``: 0 for a number that follows from the processors. ``signals``: those that ask for one.
     """
 
     nodes_active: int
@@ -49,7 +49,7 @@ class Options:
     fault_domain: str = ""
     node_history: str = ""
     probe: bool = False
-    transfer_streams: int = 2
+    transfer_streams: int = 0
     bind_host: str = ""
     token: str = field(default="", repr=False)
     token_file: str = ""

@@ -49,6 +49,7 @@ class Capture:
         self._views: dict[tuple[int, int], list[torch.Tensor]] = {}
         self._stream: torch.cuda.Stream | None = None
         self._copied: torch.cuda.Event | None = None
+        self._fenced: torch.cuda.Event | None = None
         self._lanes: tuple[list[int], ...] = ()
 
     # --- size -----------------------------------------------------------------------------------------------------
@@ -101,7 +102,17 @@ class Capture:
     def fence(self) -> None:
         """Make the current CUDA stream wait for the last `write`: call it before the state is updated."""
         if self._copied is not None:
-            torch.cuda.current_stream().wait_event(self._copied)
+            stream = torch.cuda.current_stream()
+            self._fenced = self._fenced or stream.record_event(_timed())
+            stream.wait_event(self._copied)
+
+    def fence_s(self) -> float | None:
+        """Seconds that the device stood still at the first `fence` after the last `write`; None as long as they are unknown."""
+        copied: Any = self._copied
+        fenced: Any = self._fenced
+        if copied is None or fenced is None or not (copied.query() and fenced.query()):
+            return None
+        return max(0.0, float(fenced.elapsed_time(copied)) / 1000)
 
     def _copy_out(self, targets: list[torch.Tensor]) -> None:
         on_host, on_stream, aside = self._lanes
@@ -114,7 +125,7 @@ class Capture:
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             self._copy(aside, targets)
-            self._copied = self._stream.record_event()
+            self._copied, self._fenced = self._stream.record_event(_timed()), None
 
     def _copy(self, rows: list[int], targets: list[torch.Tensor]) -> None:
         if rows:
@@ -268,6 +279,10 @@ def _lanes(entries: Sequence[TensorEntry]) -> tuple[list[int], ...]:
     on_stream = [row for row, entry in enumerate(entries) if entry.tensor.is_cuda and entry.volatile]
     aside = [row for row, entry in enumerate(entries) if entry.tensor.is_cuda and not entry.volatile]
     return on_host, on_stream, aside
+
+
+def _timed() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def pin(buffer: Buffer) -> Callable[[], None]:

@@ -2,7 +2,8 @@
 
 A slot whose replica is late waits for it before it overwrites the snapshot before. With snapshots *k* steps apart a replica has
 ``k - 1`` whole steps and the part of a step up to the commit gate to arrive in. Every slot proposes the smallest *k* at which its
-own waiting stays within the limit; the commit gate, which all pass, tells all of them the largest.
+own waiting stays within the limit; the commit gate, which all pass, tells all of them the largest. A device that has to wait with
+its update until the copy of its state is done waits as well, once in *k* steps.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class Pace:
         self._steps: deque[float] = deque(maxlen=SAMPLES)
         self._leads: deque[float] = deque(maxlen=SAMPLES)
         self._latencies: deque[float] = deque(maxlen=SAMPLES)
+        self._stalls: deque[float] = deque(maxlen=SAMPLES)
         self._smaller = 0
 
     def restart(self) -> None:
@@ -46,6 +48,10 @@ class Pace:
         """From the begin of a snapshot to its acknowledgement."""
         self._latencies.append(max(0.0, latency_s))
 
+    def note_stall(self, stall_s: float) -> None:
+        """How long the device waited for the copy of a snapshot."""
+        self._stalls.append(stall_s)
+
     def proposal(self) -> int:
         """Smallest interval at which this slot waits no more than the limit allows."""
         if not self.limit or min(len(self._steps), len(self._latencies)) < SAMPLES_MIN:
@@ -54,7 +60,8 @@ class Pace:
         late = statistics.median(self._latencies) - lead
         # Waiting late - (k - 1) * step once in k steps must not exceed limit * k * step.
         needed = math.ceil((late + step) / (step * (1 + self.limit))) if late > self.limit * step else 1
-        wanted = min(max(needed, self.minimum), INTERVAL_MAX)
+        stalled = math.ceil(statistics.median(self._stalls) / (step * self.limit)) if self._stalls else 1
+        wanted = min(max(needed, stalled, self.minimum), INTERVAL_MAX)
         if wanted >= self.interval:
             self._smaller = 0
             return wanted

@@ -34,6 +34,7 @@ class Reporter:
         self._look = look
         self._interval_s = interval_s
         self._last: tuple[object, ...] = ()
+        self._complained: Generation = 0
 
     def start(self) -> None:
         """For as long as the process lives, or its agent."""
@@ -43,7 +44,12 @@ class Reporter:
         never = threading.Event()
         with contextlib.suppress(PeerUnreachable):
             while not never.wait(self._interval_s):
-                self._link.send(self.report())
+                said = self.report()
+                self._link.send(said)
+                if said.progress.at and said.generation > self._complained and self._groups.unanswered():
+                    self._complained = said.generation
+                    detail = "a peer's host acknowledges nothing on a connection of this worker"
+                    self._link.send(w.Trouble(generation=said.generation, detail=detail))
 
     def report(self) -> w.Progressed:
         """Where this worker is now."""

@@ -281,6 +281,8 @@ class Session:
             self._finish_last()
 
     def _write_snapshot(self, step: Step) -> Written:
+        if (stall_s := self._state().fence_s()) is not None:
+            self._pace.note_stall(stall_s)
         self._snapshot_at = time.monotonic()
         return self._snapshots.write(self.generation, step)
 

@@ -71,6 +71,9 @@ class Snapshots:
             # Takes a while for much memory, during which training may go on.
             self._pinning = threading.Thread(target=self._pin, args=(files,), name="hotswap-pin", daemon=True)
             self._pinning.start()
+            return
+        for file in files:
+            file.view(populate=True)  # or the first snapshots would pay for the page faults
 
     def _pin(self, files: list[MemoryFile]) -> None:
         for file in files:
