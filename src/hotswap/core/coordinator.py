@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from hotswap.core import messages as m
+from hotswap.core import standstill
 from hotswap.core.events import Disconnect, Effect, Event, FromNode, NodeGone, Record, StopAsked
 from hotswap.core.history import History
 from hotswap.core.job import Job
@@ -437,7 +438,6 @@ class Coordinator:
         job = self.job
         silent = job.detector.silent(now)
         if silent:
-            job.out.extend(Disconnect(node=node, reason="silent") for node in silent)
             job.miss(silent)
             self._lose(dict.fromkeys(silent, f"silent for {self.limits.detection_budget_s:g} s"), now)
         if job.running and job.trouble is not None and now >= job.trouble[0]:
@@ -445,7 +445,7 @@ class Coordinator:
         elif self.phase is not Phase.STOPPED and now >= self._phase_deadline():
             self._on_phase_deadline(now)
         elif self.phase in TRAINS:
-            job.look_for_hangs(now)
+            standstill.look(job, now)
 
     def _phase_deadline(self) -> float:
         if self.phase is Phase.FORMING:

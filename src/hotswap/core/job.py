@@ -12,7 +12,7 @@ from hotswap.core import messages as m
 from hotswap.core import placement, resume
 from hotswap.core.detector import SilenceDetector
 from hotswap.core.events import Disconnect, Effect, Exit, Fields, Record, Scalar, Send
-from hotswap.core.hang import HANGS_MAX, HangWatch
+from hotswap.core.hang import HangWatch
 from hotswap.core.history import History
 from hotswap.core.limits import Limits
 from hotswap.core.past import Past
@@ -21,7 +21,7 @@ from hotswap.core.roster import Roster
 from hotswap.core.shards import Shards
 from hotswap.core.transitions import RUNNING, TRAINS, Phase
 from hotswap.core.types import Membership, NodeId, Role, Slot, Source, SourceKind, Step
-from hotswap.errors import EXIT_DO_NOT_REQUEUE, EXIT_REQUEUE
+from hotswap.errors import EXIT_REQUEUE
 
 FAILURES_MAX = 2
 """So often a source may fail to give a slot's state before another one is chosen, if need be of an older step."""
@@ -286,6 +286,7 @@ class Job:
 
     def miss(self, silent: Collection[NodeId]) -> None:
         """Members of which nothing is heard may only be cut off; what they hold is not lost yet."""
+        self.out.extend(Disconnect(node=node, reason="silent") for node in silent)
         if self.started and self.membership is not None:
             found = {p: node for p, node in enumerate(self.current.places) if node in silent and p not in self.left}
             self.left.update(found)
@@ -399,46 +400,6 @@ class Job:
                 "phases_ms": {**recovery.phases_ms, "total": recovery.total_ms(now)},
             },
         )
-
-    # --- hangs -----------------------------------------------------------------------------------------------------
-
-    def look_for_hangs(self, now: float) -> None:
-        """If nobody has advanced for too long, end who is waited for; what the others do then is an ordinary recovery."""
-        found = self.watch.look([slot for slot in self.current.slots if slot not in self.finished], now)
-        if found is None:
-            return
-        reports = {slot: report for slot in found.culprits if (report := self.watch.at(slot)) is not None}
-        places: dict[str, Scalar] = {str(slot): f"{report.phase}: {report.at}" for slot, report in reports.items()}
-        fields: Fields = {"why": found.why, "culprits": [*found.culprits], "waiting": [*found.waiting], "at": places}
-        if not found.culprits and not found.waiting:
-            self.record("all_paused", {"why": found.why, "pause_limit_s": self.limits.pause_s})
-            return
-        self.record("hang_found", fields)
-        self.watch.rest(now)
-        step = (
-            max((self.committed or 0), *(report.step for report in reports.values()))
-            if reports
-            else self.committed or 0
-        )
-        times = max((self.watch.again(slot, step) for slot in found.culprits or (-1,)), default=0)
-        if times >= HANGS_MAX:
-            self.stop(EXIT_DO_NOT_REQUEUE, f"step {step} hangs for the {times}rd time in the same place: {found.why}")
-        elif not found.culprits:
-            self.recover(f"nobody advances: {found.why}", now, probe=True)
-        else:
-            self._end_hung(found.culprits, found.why, again=times > 1, now=now)
-
-    def _end_hung(self, slots: Sequence[Slot], why: str, *, again: bool, now: float) -> None:
-        """The first time in a new process on the node; if that hangs too, on another node, if there is one."""
-        nodes = {self.current.node_of(slot) for slot in slots}
-        if again and len(self.spares()) >= len(nodes):
-            for node in sorted(nodes):
-                self.evict(node, f"a worker hung there again: {why}")
-            self.recover(f"{', '.join(sorted(nodes))} given up: {why}", now)
-            return
-        for slot in slots:
-            message = m.EndHung(generation=self.current.generation, slot=slot, reason=why)
-            self.send(self.current.node_of(slot), message)
 
     # --- ends ------------------------------------------------------------------------------------------------------
 
