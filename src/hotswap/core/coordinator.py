@@ -11,7 +11,7 @@ from typing import Any
 
 from hotswap.core import messages as m
 from hotswap.core import standstill
-from hotswap.core.events import Disconnect, Effect, Event, FromNode, NodeGone, Record, StopAsked
+from hotswap.core.events import Effect, Event, FromNode, NodeGone, Record, StopAsked
 from hotswap.core.history import History
 from hotswap.core.job import Job
 from hotswap.core.limits import Limits
