@@ -4,7 +4,8 @@
 
 Each program trains as it does under ``hotswap run``. Blocks of steps with and without hotswap's per-step work (attempt, commit
 gate, snapshot, replication) alternate in random order, so that whatever drifts hits both, and the ratio of the two blocks of each
-pair is what counts: its mean with a 95 % bootstrap interval. Process groups are the same in both; that they cost what plain torch's
+pair is what counts: its mean with a 95 % bootstrap interval, and its median with another, which a hiccup of the machine in one
+block leaves alone. Process groups are the same in both; that they cost what plain torch's
 cost is shown by collective_cost.py. Every block begins with an untimed step of its own kind, so that a timed step of a protected
 block always runs beside the copy and the sending of the snapshot before it. Only the stream that computes is waited for at
 the end of a block: waiting for the whole device would measure the copy.
@@ -30,9 +31,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hotswap.session.pace import PATIENCE, SAMPLES, SAMPLES_MIN
+
 CONFIDENCE = 0.95
 RESAMPLES = 4000
 WORKER_S_MAX = 400
+SOCKETS = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo"}
 SIZES = ("layers", "width", "tokens", "rows", "microbatches")
 
 
@@ -46,6 +50,7 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=20, help="pairs of blocks")
     parser.add_argument("--steps", type=int, default=10, help="timed steps in a block, at least")
     parser.add_argument("--overhead-limit", default="0.001")
+    parser.add_argument("--sockets", action="store_true", help="NCCL over TCP: a layout that its network bounds")
     parser.add_argument("--snapshot-interval", default="1")
     parser.add_argument("--output", type=Path, default=Path("overhead.json"))
     for name in SIZES:
@@ -88,26 +93,30 @@ def run(program: str, sizes: dict[str, int], args: argparse.Namespace) -> dict[s
             *("--overhead-limit", args.overhead_limit, "--snapshot-interval", args.snapshot_interval),
             *(__file__, "--worker", json.dumps(order)),
         ]
-        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=WORKER_S_MAX)
+        environment = {**os.environ, **(SOCKETS if args.sockets else {})}
+        done = subprocess.run(
+            command, check=False, capture_output=True, text=True, timeout=WORKER_S_MAX, env=environment
+        )
         if done.returncode != 0 or not out.exists():
             logs = "".join(path.read_text()[-2000:] for path in Path(directory).glob("job/*/gen*/*.err"))
             raise SystemExit(f"{program} ended with {done.returncode}\n{done.stderr[-2000:]}\n{logs}")
-        return dict(json.loads(out.read_text()))
+        return {**json.loads(out.read_text()), "nccl_over": "sockets" if args.sockets else "its default"}
 
 
 HEADER = (
     f"{'program':16}{'params':>9}{'MB/step':>9}{'step ms':>9}{'MB/ms':>7}{'apart':>6}"
-    f"{'ratio':>8}{'95 % interval':>18}{'stall ms':>10}{'HBM MB':>8}{'host MB':>9}"
+    f"{'ratio':>8}{'95 % interval':>18}{'median':>8}{'95 % interval':>18}{'stall ms':>10}{'HBM MB':>8}{'host MB':>9}"
 )
 
 
 def row(result: dict[str, Any]) -> str:
     """A line of the table."""
     low, high = result["interval"]
+    lower, upper = result["median_interval"]
     return (
         f"{result['program']:16}{result['parameters'] / 1e6:8.1f}M{result['snapshot_mb']:9.1f}{result['step_ms']:9.2f}"
         f"{result['snapshot_mb'] / result['step_ms']:7.2f}{result['steps_apart']:6d}{result['ratio']:8.4f}"
-        f"  [{low:.4f}, {high:.4f}]{result['stall_ms_per_step']:10.2f}{result['device_extra_mb']:8.1f}"
+        f"  [{low:.4f}, {high:.4f}]{result['median']:8.4f}  [{lower:.4f}, {upper:.4f}]{result['stall_ms_per_step']:10.2f}{result['device_extra_mb']:8.1f}"
         f"{result['host_mb']:9.1f}"
     )
 
@@ -252,6 +261,16 @@ class Meter:
         self.training.step()
         self.session.rehearsing = False
 
+    def warm_up(self) -> None:
+        """Until an interval between snapshots has been agreed on that the first, slow ones have no part in."""
+        pace, snapshots, calm = self.session._pace, 0, 0
+        while calm < PATIENCE or snapshots < (SAMPLES_MIN + 1 if pace.interval == pace.minimum else 2 * SAMPLES):
+            before, interval = self.session._snapshot_step, pace.interval
+            self.protected()
+            snapshots += self.session._snapshot_step != before
+            calm = calm + 1 if pace.interval == interval else 0
+        self.settle()
+
     def block(self, step: Callable[[], None], steps: int) -> float:
         """Seconds of *steps* steps, after an untimed one."""
         step()
@@ -282,8 +301,7 @@ def work(order: dict[str, Any]) -> None:
     session.protect(model=training.model, optimizer=training.optimizer)
     assert session.step == 0
     meter = Meter(session, training)
-    for _ in range(30):  # longer than it takes to agree on an interval
-        meter.protected()
+    meter.warm_up()
     # Whole intervals in every block: half of one would hold a snapshot or none, by chance.
     apart = session._pace.interval
     steps = -(-order["steps"] // apart) * apart
@@ -302,7 +320,7 @@ def work(order: dict[str, Any]) -> None:
     extra = meter.peak(meter.protected) - meter.peak(meter.bare)
     if session.slot == 0:
         layout = session._state().plan()
-        low, high = bootstrap(pairs)
+        low, high = bootstrap(pairs, statistics.fmean)
         result = {
             **{key: order[key] for key in ("program", "sizes")},
             "steps": steps,
@@ -314,6 +332,8 @@ def work(order: dict[str, Any]) -> None:
             "steps_apart": session._pace.interval,
             "ratio": statistics.fmean(pairs),
             "interval": [low, high],
+            "median": statistics.median(pairs),
+            "median_interval": bootstrap(pairs, statistics.median),
             "stall_ms_per_step": statistics.fmean(stalls) / steps * 1e3,
             "device_extra_mb": extra / 1e6,
             "pairs": [round(pair, 5) for pair in pairs],
@@ -321,12 +341,12 @@ def work(order: dict[str, Any]) -> None:
         Path(order["out"]).write_text(json.dumps(result))
 
 
-def bootstrap(values: Sequence[float]) -> tuple[float, float]:
-    """The interval in which the mean lies with 95 % confidence."""
+def bootstrap(values: Sequence[float], middle: Callable[[Sequence[float]], float]) -> tuple[float, float]:
+    """The interval in which the mean or median lies with 95 % confidence."""
     draw = random.Random(0)
-    means = sorted(statistics.fmean(draw.choices(values, k=len(values))) for _ in range(RESAMPLES))
+    found = sorted(middle(draw.choices(values, k=len(values))) for _ in range(RESAMPLES))
     tail = (1 - CONFIDENCE) / 2
-    return means[int(tail * RESAMPLES)], means[int((1 - tail) * RESAMPLES) - 1]
+    return found[int(tail * RESAMPLES)], found[int((1 - tail) * RESAMPLES) - 1]
 
 
 if __name__ == "__main__":

@@ -226,7 +226,9 @@ def test_a_node_without_the_coordinator_leaves_politely(launch: Launch) -> None:
     assert job.finish()[0] == 128 + signal.SIGTERM
 
 
-@pytest.mark.parametrize(("processors", "workers", "streams"), [(2, 2, 2), (32, 2, 8), (96, 8, 6), (224, 8, 8)])
+@pytest.mark.parametrize(
+    ("processors", "workers", "streams"), [(2, 2, 2), (32, 2, 4), (96, 8, 3), (224, 8, 7), (224, 1, 8)]
+)
 def test_replicas_take_as_many_connections_as_there_are_processors_for(
     processors: int, workers: int, streams: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

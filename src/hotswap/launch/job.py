@@ -381,5 +381,8 @@ def _report(job: Job, code: int) -> None:
 
 
 def streams_for(workers: int) -> int:
-    """Connections for one replica, when *workers* of this machine send theirs at once: each end of each fills a processor."""
-    return max(STREAMS[0], min(STREAMS[1], len(os.sched_getaffinity(0)) // (2 * workers)))
+    """Connections for one replica, when *workers* of this machine send theirs at once.
+
+    Each end of each fills a processor; half of the processors are left to training, which a full machine would slow down.
+    """
+    return max(STREAMS[0], min(STREAMS[1], len(os.sched_getaffinity(0)) // (4 * workers)))

@@ -73,17 +73,24 @@ class Capture:
     # --- write ----------------------------------------------------------------------------------------------------
 
     def write(
-        self, buffer: Buffer, *, slot: int, generation: int, step: int, asynchronous: bool = False
+        self,
+        buffer: Buffer | Callable[[int], Buffer],
+        *,
+        slot: int,
+        generation: int,
+        step: int,
+        asynchronous: bool = False,
     ) -> tuple[int, int]:
         """Copy the state into ``buffer``; return the lengths of its shared and its unique section.
 
+        Instead of a buffer it may be what gives one, called with the number of bytes that are needed.
         If ``asynchronous``, CUDA tensors are copied behind the work queued so far: the snapshot is whole after the
         event `copied`, and an update may begin after `fence`. What forward or backward change is copied on the current
         stream, all else on a side stream. UsageError if the buffer is too small (see `nbytes`).
         """
         objects = self._objects()
         layout = self._plan(objects)
-        raw = _bytes_of(buffer)
+        raw = _bytes_of(buffer(layout.nbytes) if callable(buffer) else buffer)
         if raw.numel() < layout.nbytes:
             raise UsageError(f"a snapshot of {layout.nbytes} bytes does not fit a buffer of {raw.numel()}")
         with torch.no_grad():

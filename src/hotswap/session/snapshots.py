@@ -86,14 +86,18 @@ class Snapshots:
 
     def write(self, generation: Generation, step: Step) -> Written:
         """Copy the live state into the free buffer, or start to. It counts once it is whole and ``announce`` was called."""
+        buffer = -1
+
+        def room(nbytes: int) -> memoryview:
+            nonlocal buffer
+            self._require_room(generation, nbytes)
+            self._finish_pinning()
+            buffer = self._mailbox.free
+            self._link.send(w.SnapshotBegin(buffer=buffer))
+            return self._files[buffer].view()
+
         capture = self._capture()
-        self._require_room(generation, capture.nbytes())
-        self._finish_pinning()
-        buffer = self._mailbox.free
-        self._link.send(w.SnapshotBegin(buffer=buffer))
-        shared, unique = capture.write(
-            self._files[buffer].view(), slot=self._slot, generation=generation, step=step, asynchronous=True
-        )
+        shared, unique = capture.write(room, slot=self._slot, generation=generation, step=step, asynchronous=True)
         return Written(
             generation=generation,
             step=step,
