@@ -129,13 +129,17 @@ def test_stacks_of_a_process_whose_main_thread_keeps_the_interpreter(tmp_path: P
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        process.send_signal(STACKS_SIGNAL)
 
-        async def written() -> None:
-            await until(lambda: "line 7" in (tmp_path / "stacks").read_text())
+        def is_seen_there() -> bool:
+            # It may not have come that far when it is asked first.
+            process.send_signal(STACKS_SIGNAL)
+            return "line 7" in (tmp_path / "stacks").read_text()
+
+        async def asked() -> None:
+            await until(is_seen_there)
 
         try:
-            play(written())
+            play(asked())
             assert process.poll() is None
         finally:
             process.kill()
