@@ -130,16 +130,17 @@ def test_stacks_of_a_process_whose_main_thread_keeps_the_interpreter(tmp_path: P
         assert process.stdout is not None
         process.stdout.readline()
 
-        def is_seen_there() -> bool:
+        async def seen_there() -> None:
+            text = ""
             # It may not have come that far when it is asked first.
-            process.send_signal(STACKS_SIGNAL)
-            return "line 7" in (tmp_path / "stacks").read_text()
-
-        async def asked() -> None:
-            await until(is_seen_there)
+            while "line 7" not in text:
+                before = text
+                process.send_signal(STACKS_SIGNAL)
+                await until(lambda: (tmp_path / "stacks").read_text() != before)
+                text = (tmp_path / "stacks").read_text()
 
         try:
-            play(asked())
+            play(seen_there())
             assert process.poll() is None
         finally:
             process.kill()
