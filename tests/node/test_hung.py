@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -130,14 +131,17 @@ def test_stacks_of_a_process_whose_main_thread_keeps_the_interpreter(tmp_path: P
         assert process.stdout is not None
         process.stdout.readline()
 
+        stacks = tmp_path / "stacks"
+
         async def seen_there() -> None:
-            text = ""
             # It may not have come that far when it is asked first.
-            while "line 7" not in text:
-                before = text
+            while "line 7" not in stacks.read_text():
+                size = stacks.stat().st_size
                 process.send_signal(STACKS_SIGNAL)
-                await until(lambda: (tmp_path / "stacks").read_text() != before)
-                text = (tmp_path / "stacks").read_text()
+                await until(partial(has_grown, size))
+
+        def has_grown(size: int) -> bool:
+            return stacks.stat().st_size > size
 
         try:
             play(seen_there())
