@@ -2,7 +2,8 @@
 
 ``python benchmarks/diagnosis.py cases CASES.jsonl`` prints a confusion matrix over labelled cases, one JSON object a line with
 ``verdict``, ``also_ok``, ``basis`` and ``log``. ``python benchmarks/diagnosis.py speed [--mib 2048]`` makes a log of that size with a
-failure near its end, and reads it with ``hotswap classify`` and with grep on the same literals.
+failure near its end, and one with an error on every line (half of them with words that never come again), and reads both with
+``hotswap classify`` and with grep on the same literals.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ from hotswap.diagnosis.readers import literals_of, read_text
 DECIDED = ("thread", "maintainer", "log")
 RIGHT_MIN = 0.95
 CONFIDENT_ON_UNKNOWN_MAX = 0.05
+
+
+OUTPUT_CHARS_MAX = 1 << 20
 
 
 def score(path: Path) -> int:
@@ -97,32 +101,60 @@ def _sentence(draw: random.Random, number: int) -> str:
     return f"/env/torch/utils/checkpoint.py:{draw.randrange(999)}: UserWarning: None of the inputs have requires_grad=True\n"
 
 
+FLOOD = (
+    "[rank{n}]: RuntimeError: NCCL communicator was aborted on rank {n}\n",
+    "node-{n}:{m}:77 [3] misc/socket.cc:46 NCCL WARN Call to recv from 10.0.{n}.7<{m}> failed : Connection reset by peer\n",
+    "../aten/src/Indexing.cu:1284: gather: block: [{n},0,0], thread: [{m},0,0] Assertion `index < size` failed.\n",
+    "2026-03-04 12:30:11 - {w} - ERROR - OSError: [Errno 5] Input/output error: '/data/{w}/{w}'\n",
+    "worker of {w}: requests.exceptions.ReadTimeout: no answer about {w}\n",
+    "ERROR {w} {w}: KeyError: '{w}'\n",
+)
+"""Half of them with ``{w}``, a word that is another one in every line."""
+LETTERS = bytes(range(0x80, 0xC0))
+"""Stand for letters until a copy of the block is written: other ones in every copy."""
+
+
+def write_flood(path: Path, size: int) -> None:
+    """A log with an error on every line."""
+    draw = random.Random(0)
+    block = b"".join(_error(draw, number) for number in range(30_000))
+    with path.open("wb") as file:
+        written = 0
+        while written < size:
+            letters = bytes(draw.choice(b"ghijklmnopqrstuvwxyz") for _ in LETTERS)
+            digits = bytes(draw.sample(range(48, 58), 10))
+            written += file.write(block.translate(bytes.maketrans(LETTERS + b"0123456789", letters + digits)))
+
+
+def _error(draw: random.Random, number: int) -> bytes:
+    before, *after = (
+        FLOOD[number % len(FLOOD)].format(n=draw.randrange(99), m=draw.randrange(9999), w="\0").encode().split(b"\0")
+    )
+    return before + b"".join(bytes(draw.choices(LETTERS, k=8)) + rest for rest in after)
+
+
 def speed(mib: int, folder: Path | None) -> int:
-    size = mib << 20
     with tempfile.TemporaryDirectory(dir=folder) as place:
         log = Path(place, "train.log")
-        write_log(log, size)
-        literals = Path(place, "literals")
-        literals.write_text("\n".join(sorted(literals_of(default_book()))) + "\n", encoding="utf-8")
-        size = log.stat().st_size
-        ours = _timed([sys.executable, "-m", "hotswap.cli", "classify", "--json", str(log)], size, "hotswap classify")
-        if shutil.which("grep"):
-            _timed(["grep", "-a", "-F", "-f", str(literals), str(log)], size, "grep -F, same literals")
-            _timed(
-                [
-                    "grep",
-                    "-a",
-                    "-E",
-                    "-f",
-                    str(
-                        _expressions(Path(place)),
-                    ),
-                    str(log),
-                ],
-                size,
-                "grep -E, same literals",
-            )
+        write_log(log, mib << 20)
+        print("a training log:")
+        ours = _side_by_side(log)
+        log.unlink()
+        write_flood(log, mib << 20)
+        print("an error on every line:")
+        _side_by_side(log)
     return int("uncorrectable ECC error" not in ours)
+
+
+def _side_by_side(log: Path) -> str:
+    size = log.stat().st_size
+    literals = log.with_name("literals")
+    literals.write_text("\n".join(sorted(literals_of(default_book()))) + "\n", encoding="utf-8")
+    ours = _timed([sys.executable, "-m", "hotswap.cli", "classify", "--json", str(log)], size, "hotswap classify")
+    if shutil.which("grep"):
+        _timed(["grep", "-a", "-F", "-f", str(literals), str(log)], size, "grep -F, same literals")
+        _timed(["grep", "-a", "-E", "-f", str(_expressions(log.parent)), str(log)], size, "grep -E, same literals")
+    return ours
 
 
 def _expressions(place: Path) -> Path:
@@ -139,8 +171,14 @@ def _timed(command: list[str], size: int, name: str) -> str:
     """Runs on one processor, as grep does; prints bytes a second and the largest memory of the process."""
     before = os.times()
     start = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "LC_ALL": "C"}, text=True)
-    output, _ = process.communicate()
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, env={**os.environ, "LC_ALL": "C"}, text=True, errors="replace"
+    )
+    assert process.stdout is not None
+    output = process.stdout.read(OUTPUT_CHARS_MAX)
+    while process.stdout.read(OUTPUT_CHARS_MAX):
+        pass  # All is read, as a pager would; little is kept.
+    process.wait()
     wall = time.perf_counter() - start
     after = os.times()
     cpu = after.children_user + after.children_system - before.children_user - before.children_system

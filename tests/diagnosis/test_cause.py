@@ -314,3 +314,12 @@ def test_any_mixture_has_an_answer_that_does_not_depend_on_the_order_of_delivery
 def test_text_rules_are_what_the_book_asks_the_scanner_for() -> None:
     patterns = set(RuleBook(RULES).text_patterns())
     assert patterns == {rule.when.pattern for rule in RULES if isinstance(rule.when, Text)}
+
+
+def test_a_fabric_manager_without_switches_does_not_condemn_the_node() -> None:
+    lines = (
+        "fabricmanager[7]: the driver answered WARNING [NV_WARN_NOTHING_TO_DO]",
+        "systemd[1]: nvidia-fabricmanager.service: Failed with result 'exit-code'.",
+    )
+    assert diagnose(read_text("\n".join(lines))).verdict is Verdict.USER_ERROR
+    assert diagnose(read_text(lines[1])).verdict is Verdict.NODE_FAULT

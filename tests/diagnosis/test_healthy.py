@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from hotswap.diagnosis import diagnose
-from hotswap.diagnosis.readers import read_text
+from hotswap.diagnosis import RuleBook, diagnose
+from hotswap.diagnosis.readers import literals_of, read_text
+from hotswap.diagnosis.table import RULES
+
+PROGRESS = (
+    "iteration 7/ 100 | lm loss: 2.1 | grad norm: 0.4 | loss scale: 1.0 | number of skipped iterations:   0 |",
+    "step: 10 loss: 7.1234 grad_norm: 0.31 memory: 20.1GiB(21%) tps: 5000 mfu: 40%",
+    "{'loss': 1.6693, 'grad_norm': 0.5, 'learning_rate': 0.00019, 'epoch': 0.23}",
+    "Epoch[1] Batch[7] Speed: 143.86 samples/sec, Loss=1.21, Norm=0.4",
+    "Epoch 3:  17%|#7        | 170/1000 [00:51<04:10, 3.31it/s, loss=0.25, val_loss=0.31]",
+)
 
 HEALTHY = """
 node-1:7:8 [0] NCCL INFO NCCL_SOCKET_IFNAME set by environment to eth0
@@ -37,6 +46,17 @@ JobId=77 JobName=train JobState=RUNNING Reason=None Dependency=(null) Requeue=1 
         Remapping Failure Occurred        : No
         HW Thermal Slowdown               : Not Active
 process exited with status 0
+EarlyStopping: val_loss improved from inf to 0.5312
+best loss so far: inf
+fp16: gradient overflow in step 3, loss scale halved to 32768
+worker-3 is not ready yet, waiting
+retrying download of shard 7 after a time-out (attempt 1 of 5)
+NodeName=gpu-3 CoresPerSocket=64 State=ALLOCATED ThreadsPerCore=2
+gpu up 2-00:00:00 8 alloc gpu-[1-8]
+Waiting in store based barrier to initialize process group for rank: 1, key: k:1 (world_size=6, worker_count=5, timeout=0:10:00)
+checking tensors for nan every 100 steps
+/usr/lib/python3/dist-packages/numpy: RuntimeWarning: invalid value encountered in divide
+Exception ignored in: <function Pool.__del__ at 0x7f>
 """
 
 
@@ -49,3 +69,11 @@ def test_a_healthy_line_is_no_confident_verdict(line: str) -> None:
 def test_healthy_lines_do_not_hide_the_cause() -> None:
     found = diagnose(read_text(HEALTHY + "OSError: [Errno 116] Stale file handle\n"))
     assert found.rules[0] == "storage.stale-handle"
+
+
+def test_lines_of_progress_hold_nothing_that_is_looked_for() -> None:
+    literals = literals_of(RuleBook(RULES))
+    for line in PROGRESS:
+        assert not [literal for literal in literals if literal in line], (
+            "the scanner would look at every line of a healthy log"
+        )

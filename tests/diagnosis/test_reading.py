@@ -15,7 +15,8 @@ from hotswap.diagnosis import Evidence, diagnose
 from hotswap.diagnosis.decode import decode, pci_address, size_bytes
 from hotswap.diagnosis.literals import minimal, required_literals
 from hotswap.diagnosis.prefixes import read_label
-from hotswap.diagnosis.readers import Reader, default_book, read_error_file, read_paths, read_text
+from hotswap.diagnosis.readers import Reader, default_book, read_paths, read_text
+from hotswap.diagnosis.structured import read_structured
 from hotswap.errors import UsageError
 
 NOON = 1772452800.0  # 2026-03-02 12:00:00 UTC
@@ -210,13 +211,15 @@ def test_error_files_of_the_launcher(tmp_path: Path) -> None:
     path.write_text(json.dumps(content), encoding="utf-8")
     (found,) = read_paths([str(path)])
     assert (found.kind, found.rank, found.time) == ("exception", 4, NOON)
-    assert read_error_file(b"{}", source="x") == []
-    assert read_error_file(b"[1", source="x") == []
-    assert read_error_file(b'{"message": "KeyError: 1"}', source="x")[0].kind == "exception"
-    assert (
-        read_error_file(b'{"message": {"message": "x", "extraInfo": {"timestamp": "soon"}}}', source="x")[0].time
-        is None
-    )
+    assert read_structured(b"{}", source="x") is None
+    assert read_structured(b"[1", source="x") is None
+    assert _documented(b'{"message": "KeyError: 1"}').kind == "exception"
+    assert _documented(b'{"message": {"message": "x", "extraInfo": {"timestamp": "soon"}}}').time is None
+
+
+def _documented(content: bytes) -> Evidence:
+    (found,) = read_structured(content, source="x") or []
+    return found
 
 
 def test_json_that_is_no_error_file_is_a_log(tmp_path: Path) -> None:
@@ -230,7 +233,7 @@ def test_any_bytes_can_be_read(content: bytes) -> None:
     evidence = list(Reader(default_book()).read_stream(io.BytesIO(content), source="x"))
     assert diagnose(evidence) is not None
     assert len(evidence) <= content.count(b"\n") + content.count(b"\r") + 1
-    read_error_file(content, source="x")
+    read_structured(content, source="x")
 
 
 def test_equal_lines_are_counted_and_torn_ones_still_found() -> None:

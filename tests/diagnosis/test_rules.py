@@ -40,6 +40,8 @@ FACTS: dict[str, tuple[dict[str, Value], dict[str, Value]]] = {
     "job.node-silent": ({"reachable": False}, {"reachable": True}),
     "job.agent-silent": ({"reachable": True}, {"reachable": False}),
     "job.probe-failed": ({"ok": False}, {"ok": True}),
+    "python.pipe-gone": ({"type": "EOFError", "pipe": True}, {"type": "EOFError"}),
+    "python.background": ({"family": "program", "background": True}, {"family": "program"}),
     "python.interrupted": ({"family": "person"}, {"family": "program"}),
 }
 """For rules over facts that a job reports: one set that they decide, one that they do not."""

@@ -227,12 +227,12 @@ _LOST_FILE = ("FileNotFoundError", "LocalEntryNotFoundError", "OSError", "Datase
 
 def retries_then_error(findings: Findings) -> Match | None:
     """A download was tried again and again, and what finally came looks like a wrong path."""
-    network = of_rule(findings, "hub.unavailable", "storage.object-store")
+    network = of_rule(findings, "hub.unavailable", "hub.client-error", "storage.object-store")
     errors = [
         finding
         for finding in findings
         if finding.strength >= Strength.SYMPTOM
-        and finding.rule not in ("hub.unavailable", "storage.object-store")
+        and finding.rule not in ("hub.unavailable", "hub.client-error", "storage.object-store")
         and finding.evidence.text.split(":")[0].rsplit(".", 1)[-1] in _LOST_FILE
     ]
     if network and errors and findings.index(network[0]) < findings.index(errors[-1]):

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from hotswap.diagnosis.cases import PREDICATES
+from hotswap.diagnosis.find import GRAM, Finder
 from hotswap.diagnosis.incidents import split
 from hotswap.diagnosis.literals import required_literals
 from hotswap.diagnosis.model import Blames, Culprit, Diagnosis, Evidence, Finding, Strength, Verdict
@@ -35,12 +36,22 @@ class RuleBook:
         self.rules = tuple(rules)
         self.cases = tuple(rule for rule in self.rules if isinstance(rule.when, Case))
         self._by_kind: dict[str, list[tuple[int, Rule]]] = defaultdict(list)
-        self._texts: list[tuple[int, Rule, tuple[str, ...]]] = []
+        self._texts: list[tuple[int, Rule]] = []
+        self._by_literal: dict[str, list[tuple[int, Rule]]] = defaultdict(list)
         for position, rule in enumerate(self.rules):
             if isinstance(rule.when, Fact):
                 self._by_kind[rule.when.kind].append((position, rule))
             elif isinstance(rule.when, Text):
-                self._texts.append((position, rule, tuple(required_literals(rule.when.pattern))))
+                self._index(position, rule, required_literals(rule.when.pattern))
+        self._finder = Finder(self._by_literal)
+
+    def _index(self, position: int, rule: Rule, literals: frozenset[str]) -> None:
+        """Under its literals; a rule of which none is certain, or none long enough, is tried on every text."""
+        if not literals or min(map(len, literals)) < GRAM:
+            self._texts.append((position, rule))
+            return
+        for literal in literals:
+            self._by_literal[literal].append((position, rule))
 
     def text_patterns(self) -> tuple[str, ...]:
         """The expressions of all text rules."""
@@ -55,13 +66,14 @@ class RuleBook:
                 break
         if evidence.kind in FACT_KINDS:
             return best[1] if best else None
-        for position, rule, literals in self._texts:
+        candidates = dict(self._texts)
+        for literal in self._finder.within(evidence.text):
+            candidates.update(self._by_literal[literal])
+        for position in sorted(candidates):
             if best is not None and position > best[0]:
                 break
-            if (not literals or any(literal in evidence.text for literal in literals)) and rule.when.matches(  # type: ignore[union-attr]
-                evidence
-            ):
-                return rule
+            if candidates[position].when.matches(evidence):  # type: ignore[union-attr]
+                return candidates[position]
         return best[1] if best else None
 
 

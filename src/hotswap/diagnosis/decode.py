@@ -11,6 +11,8 @@ import signal
 from collections.abc import Callable
 
 from hotswap.diagnosis.exceptions import family
+from hotswap.diagnosis.find import GRAM, Finder
+from hotswap.diagnosis.literals import required_literals
 from hotswap.diagnosis.model import Value
 from hotswap.diagnosis.words import topic
 
@@ -117,6 +119,11 @@ def _nccl_result(match: re.Match[str]) -> tuple[str, Facts] | None:
     return "nccl_result", {"code": int(match[1])}
 
 
+def _store_barrier(match: re.Match[str]) -> tuple[str, Facts] | None:
+    size, came = int(match[1]), int(match[2])
+    return "store_barrier", {"size": size, "came": came, "too_many": came > size}
+
+
 def _hccl_waits(match: re.Match[str]) -> tuple[str, Facts] | None:
     return "hccl_wait", {"missing": match[1]}
 
@@ -201,8 +208,10 @@ def _slurm_job(match: re.Match[str]) -> tuple[str, Facts] | None:
     facts: Facts = {"state": state}
     if match["signal"]:
         facts |= {"code": int(match["code"]), "signal": int(match["signal"])}
-    if reason := re.search(r"Reason=(\w+)", match.string):
+    if reason := re.search(r"Reason=(\w+)(?::(\d+))?", match.string):
         facts["reason"] = reason[1]
+        if reason[1] == "RaisedSignal" and reason[2]:
+            facts["signal"] = int(reason[2])
     return ("slurm_job", facts) if state != "COMPLETED" else None
 
 
@@ -322,6 +331,7 @@ _DECODERS: tuple[tuple[re.Pattern[str], Decoder], ...] = (
         re.compile(r"Got completion from peer ([\w.:]+?)(?:<\d+>)? with (?:status=|error )(?:IBV_\w+\()?(\d+)"),
         _ib_completion,
     ),
+    (re.compile(r"store.based.barrier.*\(world_size=(\d+), worker_count=(\d+)"), _store_barrier),
     (re.compile(r"EI0002.*remote rank: ?\[(\d{1,6})\]"), _hccl_waits),
     (re.compile(r"missing ranks: ?([\d, ]+)\]"), _missing_ranks),
     (
@@ -409,12 +419,15 @@ _DECODERS: tuple[tuple[re.Pattern[str], Decoder], ...] = (
         re.compile(
             r"(?:^|(?<=[\])|│*>:] )|(?<=Uncaught )|(?<= - ))(?:[\w.]+\.)?_?"
             r"([A-Z]\w*(?:Error|Exception|Interrupt|Exit|Timeout|OutOfResources|Unavailable|Invalid|Requests|Expired|ProcessPool"
-            r"|BadZipFile)|[a-z]\w+\.[eE]rror|std::\w+_error)"
+            r"|BadZipFile)|Exception(?=: ?\S)|[a-z]\w+\.[eE]rror|std::\w+_error)"
             r"(?:\(([A-Z]\w*(?:Error|Exception))\))?(?:: ?(.*))?$"
         ),
         _exception,
     ),
 )
+
+_QUALIFIED = re.compile(r"^(?:[a-z_]\w*\.)+([A-Z]\w+)()(?:: (.*))$")
+"""A class with its module in front of a message, whatever its name ends in. Not looked for in large files: no literal is certain."""
 
 LINE_PATTERNS: tuple[str, ...] = tuple(
     pattern.pattern
@@ -424,10 +437,27 @@ LINE_PATTERNS: tuple[str, ...] = tuple(
 """What a scanner must not skip. Progress and result codes are only context, and would be most of a log."""
 
 
+_ALWAYS: list[int] = []
+"""Places of decoders that no literal announces."""
+_BY_LITERAL: dict[str, list[int]] = {}
+for _place, (_pattern, _) in enumerate(_DECODERS):
+    _needed = required_literals(_pattern.pattern)
+    if not _needed or min(map(len, _needed)) < GRAM:
+        _ALWAYS.append(_place)
+    else:
+        for _literal in _needed:
+            _BY_LITERAL.setdefault(_literal, []).append(_place)
+_FINDER = Finder(_BY_LITERAL)
+
+
 def decode(text: str) -> tuple[str, Facts]:
     """The kind of fact in *text* and its fields; ``("line", {})`` if it is only text."""
-    for pattern, decoder in _DECODERS:
+    tried = set(_ALWAYS).union(*(_BY_LITERAL[literal] for literal in _FINDER.within(text)))
+    for place in sorted(tried):
+        pattern, decoder = _DECODERS[place]
         if (match := pattern.search(text)) and (decoded := decoder(match)):
             return decoded
+    if (match := _QUALIFIED.match(text)) and (decoded := _exception(match)):
+        return decoded
     about = topic(text)
     return ("complaint", {"topic": about}) if about else ("line", {})

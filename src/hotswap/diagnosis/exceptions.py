@@ -1,12 +1,15 @@
 """What the name of a Python exception says: whether the program is wrong, a peer is gone, or something outside did not answer.
 
 Only the names of the most common exceptions are listed. Libraries name theirs after the same words, so the rest is decided by
-what a name is made of; what neither tells is ``other``.
+what a name is made of; what neither tells is ``other``. A name that may stand for anything (:data:`_NEUTRAL`) says less than
+its message does, so that is read first.
 """
 
 from __future__ import annotations
 
 import re
+
+from hotswap.diagnosis.phrases import said
 
 _KNOWN: dict[str, str] = {
     **dict.fromkeys(("KeyboardInterrupt",), "person"),
@@ -80,21 +83,40 @@ _BY_WORD: tuple[tuple[str, re.Pattern[str]], ...] = (
     ),
 )
 
+_NEUTRAL = re.compile(
+    r"^(?:RuntimeError|Exception|BaseException|Error|ValueError|AssertionError|OSError|IOError|EnvironmentError|C\+\+|Warning"
+    r"|\w*(?:Runtime|Internal|System|Backend|Driver|Support|Unknown|Fatal|Critical|Task|Training|Execution|Service|Client|Server)\w*"
+    r"(?:Error|Exception))$"
+)
+"""Names that libraries use for whatever goes wrong."""
 _WAITED = re.compile(
     r"[Tt]imed? ?out|[Tt]imeout|[Cc]onnection|[Ss]ocket|\bpeer\b|[Aa]borted|NCCL|HCCL|RCCL|[Ww]atchdog|[Dd]eadline|CUDA error|HIP error"
     r"|[Ee]ngine|[Ww]orkers? .{0,40}(?:died|failed|exited)|[Ss]ee (?:the )?(?:root|stack|above|log)|terminated|exited unexpectedly"
 )
+_JUDGES = ("ValueError", "AssertionError")
+"""With these the program complains about what it was given; talk of a device in them is talk of a setting."""
 _NUMBERS = re.compile(r"\b(?:NaN|nan|inf(?:inity)?|non-finite)\b")
 _ERRNO = re.compile(r"\[Errno \d+\]")
+_NAMED_INSIDE = re.compile(r"\b([A-Z]\w+(?:Error|Exception))\b")
 
 
 def family(name: str, message: str) -> str:
-    """One of ``program``, ``network``, ``echo``, ``memory``, ``storage``, ``numbers``, ``person``, ``other``."""
+    """One of ``program``, ``network``, ``echo``, ``memory``, ``device-memory``, ``storage``, ``hardware``, ``numbers``, ``person``,
+    ``other``."""
     found = _KNOWN.get(name) or next((kind for kind, words in _BY_WORD if words.search(name)), "other")
-    if found == "system":
-        return "storage" if _ERRNO.search(message) else "program" if message else "other"
     if name in ("OverflowError", "ValueError") and _NUMBERS.search(message):
         return "numbers"
+    if (found == "other" or _NEUTRAL.match(name)) and (meant := said(message)):
+        if meant != "refused" and not (meant == "hardware" and name in _JUDGES):
+            return meant
+        found = "program" if found in ("other", "system", "network") else found
+    elif (
+        _NEUTRAL.match(name) and name not in _JUDGES
+    ):  # Libraries put what they caught into the text of what they raise.
+        inside = (_KNOWN[inner] for inner in _NAMED_INSIDE.findall(message) if inner in _KNOWN)
+        found = next(inside, found)
+    if found == "system":
+        return "storage" if _ERRNO.search(message) else "program" if message else "other"
     if found == "other" and _WAITED.search(message):
         return "echo"
     return found

@@ -31,6 +31,8 @@ class Label:
     local_rank: int | None = None
     node: str | None = None
     time: float | None = None
+    indented: bool = False
+    """Whether the rest began with blanks: a frame or the source line of a traceback, not the exception itself."""
 
 
 _RANK = re.compile(r"\s*\[rank(\d+)\]:\s?")
@@ -134,7 +136,8 @@ def read_label(line: str, *, year: int) -> Label:
                 break
         else:
             break
-    label.text = line[at:].strip()
+    rest = line[at:]
+    label.text, label.indented = rest.strip(), rest[:1].isspace()
     if label.time is None:
         label.time = _time_inside(label.text, year)
     if label.rank is None and (inside := _RANK_INSIDE.search(label.text)):

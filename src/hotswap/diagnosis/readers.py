@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import json
 import os
 import re
 import sys
@@ -17,24 +16,30 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
 from hotswap.diagnosis.cause import RuleBook, default_book
 from hotswap.diagnosis.decode import LINE_PATTERNS, decode
+from hotswap.diagnosis.headings import Headings
 from hotswap.diagnosis.incidents import STEPS_SURVIVED
 from hotswap.diagnosis.literals import minimal, required_literals
 from hotswap.diagnosis.model import Evidence
 from hotswap.diagnosis.prefixes import read_label
 from hotswap.diagnosis.scan import Scanner
+from hotswap.diagnosis.structured import read_structured
+from hotswap.diagnosis.tracebacks import Tracebacks
 from hotswap.errors import UsageError
 
 WHOLE_BYTES_MAX = 256 << 10
 """Files up to this size are read line by line; of larger ones this much of the end is."""
+JSON_BYTES_MAX = 64 << 20
+"""Larger JSON documents are read as text."""
 LINE_CHARS_MAX = 4096
 EVIDENCE_MAX = 20_000
 """Different observations kept per source. The first ones are: a cause stands before its echoes."""
 FILES_MAX = 100_000
 
+_DOCUMENT = re.compile(rb"\s*\{\s*\"(?:apiVersion|items|kind|message|jobs|nodes|meta|metadata)\"")
 _RANK_IN_PATH = re.compile(r"(?:^|[/_.-])(?:rank|global_rank|task|worker)[_-]?(\d+)(?=[/_.-]|$)", re.IGNORECASE)
 _TORCHRUN_PATH = re.compile(r"/attempt_\d+/(\d+)/(?:stdout|stderr|error)\.")
 _NODE_IN_PATH = re.compile(r"(?:^|[/_])((?:node|host|gpu|worker-node|ip)-?[\w-]*\d+)(?=[/_.]|$)", re.IGNORECASE)
@@ -91,20 +96,12 @@ class Reader:
         self._book = book
 
     def read_file(self, path: Path) -> Iterator[Evidence]:
-        """Evidence from one file, in its order. An error file (JSON) of torchrun is understood as what it is."""
+        """Evidence from one file, in its order."""
         rank, node = _place(str(path))
         try:
-            size = path.stat()
-            year = time.gmtime(size.st_mtime).tm_year
+            year = time.gmtime(path.stat().st_mtime).tm_year
             with _open(path) as stream:
-                if path.suffix == ".json" and size.st_size <= WHOLE_BYTES_MAX:
-                    content = stream.read()
-                    evidence = read_error_file(content, source=str(path)) or self._lines(
-                        io.BytesIO(content), str(path), year
-                    )
-                    yield from (_placed(one, rank, node) for one in evidence)
-                else:
-                    yield from self.read_stream(stream, source=str(path), rank=rank, node=node, year=year)
+                yield from self.read_stream(stream, source=str(path), rank=rank, node=node, year=year)
         except (OSError, EOFError, gzip.BadGzipFile) as error:
             raise UsageError(f"cannot read {str(path)!r}: {error}") from None
 
@@ -117,24 +114,26 @@ class Reader:
         node: str | None = None,
         year: int | None = None,
     ) -> Iterator[Evidence]:
-        """Evidence from a stream of log lines."""
+        """Evidence from a stream of log lines, or from a JSON document of a launcher or a scheduler."""
         year = year or time.gmtime().tm_year
         head = _read_up_to(stream, WHOLE_BYTES_MAX)
+        if _DOCUMENT.match(head):
+            head += _read_up_to(stream, JSON_BYTES_MAX - len(head)) if len(head) == WHOLE_BYTES_MAX else b""
+            if len(head) < JSON_BYTES_MAX and (found := read_structured(head, source=source)) is not None:
+                yield from (_placed(one, rank, node) for one in found)
+                return
         if len(head) < WHOLE_BYTES_MAX:
             lines: Iterator[tuple[int, bytes]] = _all_lines(head, 0)
         else:
             lines = self._large(head, stream)
         yield from (_placed(one, rank, node) for one in _collapsed(self._evidence(lines, source, year)))
 
-    def _lines(self, stream: BinaryIO, source: str, year: int) -> Iterator[Evidence]:
-        yield from _collapsed(self._evidence(_all_lines(stream.read(), 0), source, year))
-
     def _large(self, head: bytes, stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
         """The lines of interest, and at the end every line of the tail that was not among them."""
         tail = _Tail(head, stream)
         last = -1
         for offset, line in self.scanner.lines(cast(BinaryIO, tail)):
-            last = offset
+            last = max(last, offset)  # A sample of a flood comes after its block.
             yield offset, line
         start, content = tail.end()
         for offset, line in _all_lines(content, start):
@@ -142,13 +141,15 @@ class Reader:
                 yield offset, line
 
     def _evidence(self, lines: Iterable[tuple[int, bytes]], source: str, year: int) -> Iterator[Evidence]:
+        tracebacks, headings = Tracebacks(), Headings()
         for offset, raw in lines:
             text = raw[:LINE_CHARS_MAX].decode("utf-8", "replace")
             label = read_label(text, year=year)
             if not label.text:
                 continue
             kind, facts = decode(label.text)
-            node = label.node
+            kind = tracebacks.follow(label, kind, facts)
+            node = headings.node(label.text, label.node)
             if kind == "exit" and facts.get("node"):
                 node = str(facts["node"])
             if kind == "exit" and label.rank is None and facts.get("rank") is not None:
@@ -260,33 +261,3 @@ def _open(path: Path) -> BinaryIO:
     if path.suffix == ".gz":
         return cast(BinaryIO, gzip.open(path, "rb"))
     return path.open("rb", buffering=0)
-
-
-def read_error_file(content: bytes, *, source: str) -> list[Evidence]:
-    """What torchrun's error file says; nothing if *content* is no such file.
-
-    Its form is ``{"message": {"message": "ValueError: …", "extraInfo": {"py_callstack": …, "timestamp": "…"}}}``.
-    """
-    try:
-        data: Any = json.loads(content)
-    except ValueError:
-        return []
-    if not isinstance(data, dict) or "message" not in data:
-        return []
-    message = data["message"]
-    extra: Any = {}
-    if isinstance(message, dict):
-        extra = message.get("extraInfo") or {}
-        message = message.get("message", "")
-    stamp = extra.get("timestamp") if isinstance(extra, dict) else None
-    try:
-        when = float(stamp) if stamp is not None else None
-    except (TypeError, ValueError):
-        when = None
-    evidence = []
-    for number, line in enumerate(str(message).splitlines() or [""]):
-        kind, facts = decode(line)
-        evidence.append(
-            Evidence(kind=kind, source=source, time=when, order=number, text=line[:LINE_CHARS_MAX], facts=facts)
-        )
-    return evidence

@@ -216,7 +216,7 @@ def _link_rules() -> tuple[Rule, ...]:
             "the two ends disagree about the size of a message", _WC,
         ),
         _row(
-            "ib.protection", "ib_completion", {"status": 4}, Verdict.USER_ERROR, Strength.SYMPTOM, 0.6, Blames.NODE,
+            "ib.protection", "ib_completion", {"status": 4}, Verdict.USER_ERROR, Strength.SYMPTOM, 0.55, Blames.NODE,
             "memory that the adapter may not touch: peer memory or access control of PCIe is set up wrongly", _WC,
         ),
         _row(
@@ -268,6 +268,22 @@ def _job_rules() -> tuple[Rule, ...]:
         _row(
             "net.peer-gone", "peer_gone", {}, Verdict.UNKNOWN, Strength.ECHO, 0.2, Blames.PEER,
             "a peer closed the connection or vanished", _NCCL_CODES,
+        ),
+        _row(
+            "python.pipe-gone", "exception",
+            {"type": ("EOFError", "UnpicklingError", "BrokenPipeError", "ConnectionResetError", "ConnectionRefusedError"), "pipe": True},
+            Verdict.UNKNOWN, Strength.ECHO, 0.2, Blames.RANK,
+            "a process of this program did not get what another one should have sent: that one had ended", _PYTHON,
+        ),
+        _row(
+            "rdzv.too-many", "store_barrier", {"too_many": True}, Verdict.USER_ERROR, Strength.SYMPTOM, 0.5, Blames.CODE,
+            "more processes came to the rendezvous than belong to the job: launched twice, or a store of an earlier run",
+            "https://docs.pytorch.org/docs/stable/elastic/rendezvous.html",
+        ),
+        _row(
+            "rdzv.too-few", "store_barrier", {}, Verdict.UNKNOWN, Strength.ECHO, 0.2, Blames.PEER,
+            "some processes did not come to the rendezvous; they know why",
+            "https://docs.pytorch.org/docs/stable/elastic/rendezvous.html",
         ),
         _row(
             "horovod.missing", "stall", {}, Verdict.UNKNOWN, Strength.ECHO, 0.3, Blames.PEER,
@@ -382,6 +398,10 @@ def _scheduler_rules() -> tuple[Rule, ...]:
 def _exception_rules() -> tuple[Rule, ...]:
     return (
         _row(
+            "python.background", "exception", {"family": ("program", "other"), "background": True}, Verdict.USER_ERROR,
+            Strength.SYMPTOM, 0.45, Blames.CODE, "an exception that ended a thread beside the program, which goes on", _PYTHON,
+        ),
+        _row(
             "python.user-exception", "exception", {"family": "program"}, Verdict.USER_ERROR, Strength.CAUSE, 0.7,
             Blames.CODE, "the program raised an exception that only its code or its input can raise", _PYTHON,
         ),
@@ -404,6 +424,14 @@ def _exception_rules() -> tuple[Rule, ...]:
         _row(
             "python.numbers", "exception", {"family": "numbers"}, Verdict.NUMERICAL, Strength.CAUSE, 0.65, Blames.NOBODY,
             "the program met a number that is none", _PYTHON,
+        ),
+        _row(
+            "python.device-memory", "exception", {"family": "device-memory"}, Verdict.OOM_GPU, Strength.CAUSE, 0.75,
+            Blames.GPU, "the program says in its own words that the device had no memory left", _PYTHON,
+        ),
+        _row(
+            "python.hardware", "exception", {"family": "hardware"}, Verdict.NODE_FAULT, Strength.SYMPTOM, 0.5, Blames.NODE,
+            "the program says in its own words that a device or a node is not usable", _PYTHON,
         ),
         _row(
             "python.passed-on", "exception", {"family": "echo"}, Verdict.UNKNOWN, Strength.ECHO, 0.1, Blames.PEER,

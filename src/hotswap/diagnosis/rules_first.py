@@ -29,6 +29,8 @@ _IBSTAT = "https://man7.org/linux/man-pages/man3/ibv_query_port.3.html"
 _OOPS = "https://docs.kernel.org/admin-guide/bug-hunting.html"
 _RAID = "https://docs.kernel.org/admin-guide/md.html"
 _LAUNCH = "https://docs.open-mpi.org/en/main/launching-apps/index.html"
+_HTTP = "https://developer.mozilla.org/en-US/docs/Web/HTTP/Status"
+_BUILD = "https://docs.pytorch.org/docs/stable/cpp_extension.html"
 _BMC = "https://docs.kernel.org/driver-api/ipmi.html"
 
 FIRST: tuple[Rule, ...] = (
@@ -41,6 +43,14 @@ FIRST: tuple[Rule, ...] = (
         "rdzv.agent-lost", r"failed to (?:send a keep-alive heartbeat to|shutdown|close) the rendezvous",
         Verdict.UNKNOWN, Strength.ECHO, 0.2, Blames.PEER,
         "the host of the rendezvous is gone: it ended first, and says why", _RDZV,
+    ),
+    text_rule(
+        "hub.client-error",
+        r"urlopen error (?!unknown url)|(?:requests\.exceptions|urllib3\.exceptions|httpx|httpcore|aiohttp\.\w{1,40})"
+        r"\.\w{0,20}(?:Connect|Timeout|Protocol|SSL|Chunked|Proxy|Retry|Pool|Network|Read|Write|Remote|Payload|OSError)\w*"
+        r"|http\.client\.(?:Remote|Incomplete|BadStatus)\w+",
+        Verdict.TRANSIENT, Strength.CAUSE, 0.8, Blames.NOBODY,
+        "a client of a service outside the job got no answer", _HTTP,
     ),
     text_rule(
         "jax.peer-lost",
@@ -68,10 +78,17 @@ FIRST: tuple[Rule, ...] = (
     # --- schedulers -------------------------------------------------------------------------------------------------
     text_rule(
         "slurm.node-reason",
-        r"Node unexpectedly rebooted|reboot timed out|Low TmpDisk|Duplicate jobid|batch job complete failure|[Ee]pilog error"
+        r"Node unexpectedly re|Not responding +\w+ +\d{4}-|reboot timed out|Low TmpDisk|Duplicate jobid|batch job complete failure|[Ee]pilog error"
         r"|\b(?:down|drain|drng|fail)\*? .*Not responding|Reason=(?:NHC|Not responding)|ealth ?check failed",
         Verdict.NODE_FAULT, Strength.PROOF, 0.85, Blames.NODE,
         "the reason for which the scheduler took the node out of service", _SLURM_NODE,
+    ),
+    text_rule(
+        "slurm.node-down",
+        r"\bState=(?:DOWN|FAIL|ERROR|UNKNOWN|NOT_RESPONDING|POWERED_DOWN)|\bState=[A-Z+]{0,30}\+(?:DRAIN|FAIL|NOT_RESPONDING|DOWN)"
+        r"|(?:up|down|drain|inact) +\S+ +\d+ +(?:down|fail|error)\*? ",
+        Verdict.NODE_FAULT, Strength.CAUSE, 0.7, Blames.NODE,
+        "the scheduler lists the node as down or taken out; its reason says whether that is a fault or maintenance", _SLURM_NODE,
     ),
     text_rule(
         "slurm.node-description", r"Node configuration differs from hardware|gres\.conf",
@@ -81,9 +98,19 @@ FIRST: tuple[Rule, ...] = (
     text_rule(
         "kube.node-broken",
         r"KubeletNotReady|Kubelet stopped posting node status|PLEG is not healthy|container runtime is down|KernelDeadlock"
-        r"|ReadonlyFilesystem|UnexpectedAdmissionError|NodeStatusUnknown",
+        r"|ReadonlyFilesystem|NodeStatusUnknown",
         Verdict.NODE_FAULT, Strength.PROOF, 0.8, Blames.NODE,
         "the node reports a condition in which it cannot run the pod", _KUBE_NODE,
+    ),
+    text_rule(
+        "kube.not-admitted", r"UnexpectedAdmissionError|Allocate failed due to requested",
+        Verdict.NODE_FAULT, Strength.SYMPTOM, 0.55, Blames.NODE,
+        "the node has fewer devices than the scheduler counted on: one has failed, or their plugin was just starting again", _KUBE_NODE,
+    ),
+    text_rule(
+        "kube.monitored", r"\w{3}IsNotHealthy\b|Recommended ?Action[=:] ?\W?(?:RESTART_BM|RESTART_VM|REPLACE_VM|CONTACT_SUPPORT)",
+        Verdict.NODE_FAULT, Strength.CAUSE, 0.7, Blames.NODE,
+        "a monitor of the node's hardware found it broken", "https://github.com/NVIDIA/NVSentinel",
     ),
     text_rule(
         "kube.no-room", r"FailedScheduling|\d nodes are available|Insufficient (?:nvidia\.com/gpu|memory|cpu)|Unschedulable",
@@ -93,7 +120,7 @@ FIRST: tuple[Rule, ...] = (
     ),
     text_rule(
         "cloud.notice",
-        r"this job is preempted|[Pp]reemption notice|Requeued job \d|TerminateScheduled|instance-action|[Mm]aintenance event"
+        r"this job is (?:preempted|timed-out)|[Pp]reemption notice|Requeued job \d|TerminateScheduled|instance-action|[Mm]aintenance event"
         r"|\"EventType\": ?\"(?:Preempt|Terminate|Reboot|Redeploy)|preempted by|(?:was|is|been|got) preempted\b(?!,)"
         r"|marked for (?:preemption|reclaim)|Preempted by|drained for maintenance|[Ee]victing pod",
         Verdict.PREEMPTION, Strength.CAUSE, 0.9, Blames.NOBODY,
@@ -146,7 +173,7 @@ FIRST: tuple[Rule, ...] = (
     ),
     text_rule(
         "dcgm.health",
-        r"\|\s*Fail - (?:All|GPU)|DCGM_FR_(?:FALLEN|GPU_FALLEN|VOLATILE_DBE|UNCONTAINED|PENDING|RETIRED|ROW_REMAP|NVLINK|NVSWITCH|FAULTY|CORRUPT|FABRIC|PCI)",
+        r"\|\s*Fail - (?:All|GPU)|GPU\d+ \.{3,99} FAIL|DCGM_FR_(?:FALLEN|GPU_FALLEN|VOLATILE_DBE|UNCONTAINED|PENDING|RETIRED|ROW_REMAP|NVLINK|NVSWITCH|FAULTY|CORRUPT|FABRIC|PCI)",
         Verdict.NODE_FAULT, Strength.PROOF, 0.8, Blames.NODE,
         "a check of NVIDIA's health agent failed on this node", _DCGM,
     ),
@@ -220,7 +247,8 @@ FIRST: tuple[Rule, ...] = (
     ),
     text_rule(
         "gpu.start-failed",
-        r"(?:cudaGetDeviceCount|cuInit|cuDevicePrimaryCtxRetain|nvmlInit)\b.{0,40}(?:error|ERROR|[Ff]ailed)",
+        r"(?:cudaGetDeviceCount|cuInit|cuDevicePrimaryCtxRetain|nvmlInit)\b.{0,40}(?:error|ERROR|[Ff]ailed)"
+        r"|(?:[Uu]nable|[Ff]ailed) to (?:create|initiali[sz]e|open|get|find) (?:a |the |any )?(?:CUDA|GPU|HIP)\b",
         Verdict.NODE_FAULT, Strength.SYMPTOM, 0.5, Blames.NODE,
         "CUDA could not start on this node", _CUDA,
     ),
@@ -233,6 +261,19 @@ FIRST: tuple[Rule, ...] = (
         "cuda.launch-failure-unspecified", r"unspecified launch failure|CUDA_ERROR_LAUNCH_FAILED|hipErrorLaunchFailure|cudaErrorLaunchFailure",
         Verdict.NODE_FAULT, Strength.SYMPTOM, 0.45, Blames.GPU,
         "a kernel died without a reason; where the cause was found, it was power, firmware or the board more often than the program", _CUDA,
+    ),
+    text_rule(
+        "user.build",
+        r"Error building extension|ninja: build stopped|fatal error: .{1,120}: No such file or directory|CUDA_HOME environment variable is not set"
+        r"|mismatches the version that was used to compile|nvcc fatal|unsupported GNU version|[Ff]ailed building wheel|fatal error: too many errors",
+        Verdict.USER_ERROR, Strength.CAUSE, 0.8, Blames.CODE,
+        "native code of the program could not be compiled here: toolkit, headers or compiler are missing or do not fit", _BUILD,
+    ),
+    text_rule(
+        "user.no-switches", r"NV_WARN_NOTHING_TO_DO",
+        Verdict.USER_ERROR, Strength.CAUSE, 0.7, Blames.CODE,
+        "a fabric manager was started on a machine that has no NVSwitches to manage",
+        "https://docs.nvidia.com/datacenter/tesla/pdf/fabric-manager-user-guide.pdf",
     ),
     text_rule(
         "hip.no-binary",

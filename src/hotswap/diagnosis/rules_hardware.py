@@ -140,6 +140,7 @@ HARDWARE: tuple[Rule, ...] = (
         Blames.NODE,
         "without its fabric manager a node with NVSwitches cannot use NVLink, and CUDA may not start at all",
         _FABRIC,
+        ("user.no-switches",),
     ),
     text_rule(
         "gpu.nvls-mask",
@@ -186,9 +187,9 @@ HARDWARE: tuple[Rule, ...] = (
     text_rule(
         "gpu.busy",
         r"CUDA-capable device\(?s?\)? (?:is/)?are busy",
-        Verdict.UNKNOWN,
+        Verdict.NODE_FAULT,
         Strength.SYMPTOM,
-        0.3,
+        0.35,
         Blames.GPU,
         "another process holds the GPU exclusively (often one that survived a restart), or the driver is sick",
         _CUDA,
@@ -296,7 +297,7 @@ HARDWARE: tuple[Rule, ...] = (
     ),
     text_rule(
         "nic.firmware-fatal",
-        r"mlx5_core.{0,120}(?:health compromised|health issue|firmware fatal|fatal_?error|enter error state|miss count|FW fatal)"
+        r"mlx5_core.{0,120}(?:health compromised|health issue|health_care|handling bad device|firmware fatal|fatal_?error|enter error state|miss count|FW fatal)"
         r"|IBV_EVENT_DEVICE_FATAL|[Aa]sync\w* (?:fatal )?event.{0,40}device fatal|Cable unplugged|Cable error|NET/IB.{0,80}fatal async event.{0,40}device",
         Verdict.NODE_FAULT,
         Strength.PROOF,

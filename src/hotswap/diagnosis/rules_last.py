@@ -134,6 +134,11 @@ LAST: tuple[Rule, ...] = (
         "the object store was overloaded or had a fault of its own", _S3,
     ),
     text_rule(
+        "net.not-connected", r"Transport endpoint is not connected",
+        Verdict.TRANSIENT, Strength.SYMPTOM, 0.4, Blames.LINK,
+        "a socket lost its other end; of a file it would be said which", _ERRNO,
+    ),
+    text_rule(
         "storage.errno",
         r"Errno (?:6|19|52|61|70|74|117|123)\]|Structure needs cleaning|Communication error on send|Required key not available"
         r"|resource busy: '[^']*\.nfs",
@@ -155,8 +160,8 @@ LAST: tuple[Rule, ...] = (
     ),
     text_rule(
         "data.damaged",
-        r"image file is truncated|cannot identify image file|broken data stream|[Cc]orrupt(?:ed)? (?:JPEG|image|record|parquet)|[Pp]remature end of"
-        r"|Not a gzipped file|incorrect header check",
+        r"image file is truncated|cannot identify image file|broken data stream|[Cc]orrupt(?:ed)? (?:JPEG|image|record|parquet)|[Pp]remature (?:frame )?end\b"
+        r"|Unexpected end of input|file end(?:s unexpectedly|ed before the end-of-stream)|Not a gzipped file|incorrect header check",
         Verdict.STORAGE, Strength.SYMPTOM, 0.55, Blames.STORAGE,
         "a file of the data set is not complete; it will be read again in every epoch", _LOADER,
     ),

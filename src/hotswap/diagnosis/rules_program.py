@@ -29,8 +29,18 @@ ACCELERATORS: tuple[Rule, ...] = (
         _CUDA,
     ),
     text_rule(
+        "cuda.fork-said",
+        r"Cannot re-initialize CUDA in forked subprocess",
+        Verdict.USER_ERROR,
+        Strength.CAUSE,
+        0.85,
+        Blames.CODE,
+        "the program forks after it has started CUDA: it must spawn its processes",
+        _CUDA_NOTES,
+    ),
+    text_rule(
         "cuda.fork",
-        r"Cannot re-initialize CUDA in forked subprocess|Cuda failure '?3? ?'?initialization error|CUDA error: initialization error",
+        r"Cuda failure '?3? ?'?initialization error|CUDA error: initialization error",
         Verdict.PROCESS_FAULT,
         Strength.CAUSE,
         0.65,
@@ -92,7 +102,7 @@ ACCELERATORS: tuple[Rule, ...] = (
     ),
     text_rule(
         "gpu.oom-bare",
-        r"(?:CUDA|cuda|HIP|hip|NPU|NCCL)\w*(?: driver| runtime)?(?: [Ee]rror)?: out of memory",
+        r"(?:CUDA|cuda|HIP|hip|NPU|NCCL)\w*(?: driver| runtime)?(?: [Ee]rror| failed)?: out of memory",
         Verdict.OOM_GPU,
         Strength.CAUSE,
         0.6,
@@ -144,11 +154,11 @@ ACCELERATORS: tuple[Rule, ...] = (
     text_rule(
         "cudnn.unclear",
         r"CUDNN_STATUS_(?:NOT_INITIALIZED|INTERNAL_ERROR|ALLOC_FAILED)|CUBLAS_STATUS_(?:NOT_INITIALIZED|INTERNAL_ERROR)",
-        Verdict.UNKNOWN,
+        Verdict.OOM_GPU,
         Strength.SYMPTOM,
-        0.3,
+        0.4,
         Blames.RANK,
-        "the library could not start: often memory that ran out, sometimes the driver",
+        "the library could not start: mostly memory that ran out, sometimes the driver or the program",
         _CUBLAS,
     ),
     text_rule(
@@ -199,14 +209,24 @@ PROGRAM: tuple[Rule, ...] = (
     text_rule(
         "numerical.nan",
         r"[Ff]ound (?:NaN|[Nn]an|Inf)|(?:NaN|nan|Inf)s?(?: or \w+)?(?: detected| encountered| found in| in loss| in grad| in local)"
-        r"|returned nan values|is non-finite|probability tensor contains|Input contains (?:NaN|infinity)|became (?:NaN|nan)\b|loss scale (?:is )?already at minimum|[Mm]inimum loss scale reached|[Ll]oss is (?:NaN|nan|inf)"
-        r"|number of nan iterations: +[1-9]|(?:loss|norm)['\"]?(?:: |=)(?:nan|NaN|NAN|inf)\b|[Nn]on-finite (?:loss|grad)|loss scale to (?:0\.0|\d(?:\.\d+)?e-)|loss exploded|exploding gradient"
+        r"|returned nan values|is non-finite|probability tensor contains|Input contains (?:NaN|infinity)|became (?:NaN|nan)\b|loss scale (?:is )?already at minimum|[Mm]inimum loss scale reached|loss scale is (?:0\b|zero|too small)|[Ll]oss is (?:NaN|nan|inf)"
+        r"|number of nan iterations: +[1-9]|(?:loss|norm)['\"]?(?:: |=)(?:nan|NaN|NAN|inf)\b|(?:Loss|LOSS|Norm)(?:: |=| = )(?:nan|NaN)\b|[Nn]on-finite (?:loss|grad)|loss scale to (?:0\.0|\d(?:\.\d+)?e-)|loss exploded|exploding gradient"
         r"|[Ll]oss spike|[Ll]oss diverged|Unexpected result (?:nan|inf)",
         Verdict.NUMERICAL,
         Strength.CAUSE,
         0.8,
         Blames.RANK,
         "the training itself went wrong: go back before it, and look at the same rank if it is always the same",
+        _AMP,
+    ),
+    text_rule(
+        "numerical.metric-nan",
+        r"loss(?:: | : |:|=| = |': |\": | )(?:nan|NaN|NAN)\b(?! check)|norm(?:: | : |:|=| = |': |\": | )(?:nan|NaN|NAN)\b(?! check)",
+        Verdict.NUMERICAL,
+        Strength.CAUSE,
+        0.75,
+        Blames.NOBODY,
+        "a loss or a norm is no number any more",
         _AMP,
     ),
     # --- the user's program -----------------------------------------------------------------------------------------
@@ -277,6 +297,16 @@ PROGRAM: tuple[Rule, ...] = (
         "https://github.com/NVIDIA/nccl/issues/1562",
     ),
     text_rule(
+        "process.native-exception",
+        r"terminate called after throwing an instance of 'std::(?:out_of_range|logic_error|length_error|domain_error|invalid_argument|bad_\w+_call|bad_optional_access|bad_variant_access|bad_cast|future_error|regex_error)",
+        Verdict.PROCESS_FAULT,
+        Strength.SYMPTOM,
+        0.45,
+        Blames.RANK,
+        "native code raised an exception that only a bug in it, or in how it was called, raises",
+        _SIGNALS,
+    ),
+    text_rule(
         "process.segfault",
         r"[Ss]egmentation fault|\bSIGSEGV\b|double free or corruption|malloc\(\): corrupted|free\(\): invalid|stack smashing detected|corrupted size vs",
         Verdict.PROCESS_FAULT,
@@ -300,11 +330,11 @@ PROGRAM: tuple[Rule, ...] = (
     text_rule(
         "process.bus-error",
         r"\bBus error\b|\bSIGBUS\b",
-        Verdict.UNKNOWN,
+        Verdict.OOM_HOST,
         Strength.SYMPTOM,
-        0.3,
+        0.35,
         Blames.RANK,
-        "a mapped file went away, /dev/shm is full, or memory is bad",
+        "mostly /dev/shm is full; else a mapped file went away, or memory is bad",
         _SIGNALS,
     ),
     text_rule(

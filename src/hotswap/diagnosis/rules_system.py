@@ -188,9 +188,9 @@ SYSTEM: tuple[Rule, ...] = (
         r"DataLoader worker \(pid\D*\d+\) is killed by signal: Killed",
         Verdict.OOM_HOST,
         Strength.CAUSE,
-        0.7,
+        0.55,
         Blames.NODE,
-        "something killed a data loader process without its consent: nearly always the kernel, for memory",
+        "something killed a data loader process without its consent: mostly the kernel, for memory; only its log or the cgroup can prove that",
         _DATA,
     ),
     text_rule(
@@ -204,13 +204,23 @@ SYSTEM: tuple[Rule, ...] = (
         _SHM,
     ),
     text_rule(
+        "loader.crashed",
+        r"DataLoader worker \(pid\D*\d+\) is killed by signal: (?:Segmentation|Abort|Floating|Illegal)",
+        Verdict.PROCESS_FAULT,
+        Strength.SYMPTOM,
+        0.5,
+        Blames.RANK,
+        "native code in a data loader process crashed: a decoder or a damaged sample",
+        _DATA,
+    ),
+    text_rule(
         "loader.exited",
         r"DataLoader worker \(pid\(?s?\)?[\d, ()]*\)? (?:exited unexpectedly|is killed by signal)",
-        Verdict.UNKNOWN,
+        Verdict.OOM_HOST,
         Strength.SYMPTOM,
-        0.3,
+        0.35,
         Blames.RANK,
-        "a data loader process died; its own output or the kernel log says why",
+        "a data loader process died, mostly for want of memory; its own output or the kernel log says why",
         _DATA,
     ),
     text_rule(
@@ -320,7 +330,7 @@ SYSTEM: tuple[Rule, ...] = (
     ),
     text_rule(
         "storage.disconnected",
-        r"Transport endpoint is not connected|Errno 107\]|Errno 112\] Host is down|Cannot send after transport endpoint shutdown|Errno 108\]",
+        r"(?:['\"]/|[Ee]rror|access|stat|open|read|write|mount|list|cd|ls|cp|mkdir)\b.{0,200}[^(]: Transport endpoint is not connected|Transport endpoint is not connected: |Errno 107\]|Errno 112\] Host is down|Cannot send after transport endpoint shutdown|Errno 108\]",
         Verdict.STORAGE,
         Strength.CAUSE,
         0.8,
@@ -330,7 +340,7 @@ SYSTEM: tuple[Rule, ...] = (
     ),
     text_rule(
         "storage.server-silent",
-        r"nfs: server \S+ not responding|NFS: server \S+ not responding|LustreError|Lustre: .{0,80}Request sent has|ceph: mds\d+ (?:hung|caps stale)|Lustre: .{0,80}(?:evicted|[Cc]onnection .{0,20}lost)",
+        r"(?:nfs|NFS):? server .{1,80}not {1,2}responding|LustreError|Lustre: .{0,80}Request sent has|ceph: mds\d+ (?:hung|caps stale)|Lustre: .{0,80}(?:evicted|[Cc]onnection .{0,20}lost)",
         Verdict.STORAGE,
         Strength.SYMPTOM,
         0.65,
@@ -361,7 +371,7 @@ SYSTEM: tuple[Rule, ...] = (
     text_rule(
         "storage.checkpoint-damaged",
         r"PytorchStreamReader failed|finding central directory|could not parse ModelProto|invalid header or archive is corrupted|BadZipFile|not a zip file"
-        r"|HeaderTooLarge|InvalidHeaderDeserialization|MetadataIncompleteBuffer|Ran out of input|SafetensorError|PytorchStreamWriter failed|unexpected EOF|truncated file|CRC check failed|magic bytes not found|invalid load key|unexpected EOF, expected"
+        r"|HeaderTooLarge|InvalidHeaderDeserialization|MetadataIncompleteBuffer|Ran out of input|SafetensorError|PytorchStreamWriter failed|[Uu]nexpected (?:EOF|end of (?:file|data|stream|archive))|truncated file|CRC check failed|magic bytes not found|invalid load key"
         r"|corrupted? checkpoint|[Cc]heckpoint .{0,40}(?:is corrupt|incomplete|truncated)|unexpected pos \d+ vs",
         Verdict.STORAGE,
         Strength.CAUSE,
