@@ -65,7 +65,7 @@ class Agent:
         self._restored: dict[Slot, Step] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._last_words = LastWords(Witness(node), self.control.send)
-        self._hung = HungWorkers(self.pool, self.control.send)
+        self._hung = HungWorkers(self.pool, self.control.send, config.timing.heartbeat_s)
         self._exit: asyncio.Future[int] | None = None
 
     async def run(self) -> int:

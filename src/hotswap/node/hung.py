@@ -21,22 +21,26 @@ ANSWER_S = 1.0
 LOOK_S = 0.02
 PY_SPY_S = 5.0
 STACKS_BYTES_MAX = 20_000
+BEATS_MISSED = 3
 
 
 class HungWorkers:
     """One node's."""
 
-    def __init__(self, pool: WorkerPool, send: Callable[[Any], None]) -> None:
-        """*send* takes the stacks to the coordinator."""
+    def __init__(self, pool: WorkerPool, send: Callable[[Any], None], heartbeat_s: float) -> None:
+        """*send* takes the stacks to the coordinator; workers say how far they are every *heartbeat_s* seconds."""
         self._pool = pool
+        self._mute_s = BEATS_MISSED * heartbeat_s
         self._send = send
 
     async def end(self, worker: WorkerProcess, told: m.EndHung) -> None:
         """Take the worker's stacks and kill it, unless it advances meanwhile. Its end is an ordinary loss."""
         before = _mark(worker)
+        # What it says next may be long past: being asked has interrupted what kept the interpreter from its other threads.
+        mute = asyncio.get_running_loop().time() - worker.progressed_at > self._mute_s
         stacks = await self._signalled(worker) or await self._spied(self._pool.pid(worker))
         self._send(m.WorkerStacks(slot=worker.slot, generation=told.generation, stacks=stacks))
-        if _mark(worker) != before:
+        if _mark(worker) != before and not mute:
             log.warning("the worker of slot %d advances again, after all: %s", worker.slot, told.reason)
             return
         log.warning("ending the worker of slot %d: %s", worker.slot, told.reason)
