@@ -167,7 +167,8 @@ def test_case(name: str) -> None:
 
 
 def test_every_case_has_an_example() -> None:
-    assert set(CASE_EXAMPLES) == {rule.id for rule in CASES}
+    # Of what a job knows itself there are no lines; see test_facts.py.
+    assert {*CASE_EXAMPLES, "case.killed-not-for-memory"} == {rule.id for rule in CASES}
 
 
 def test_one_bad_gpu_and_a_hundred_echoes() -> None:

@@ -46,6 +46,22 @@ def test_a_healthy_fact_is_no_finding(evidence: Evidence) -> None:
     assert diagnose([evidence]).rules == ()
 
 
+@pytest.mark.parametrize(
+    ("counted", "on", "verdict", "rule"),
+    [
+        (0, "node-4", Verdict.PROCESS_FAULT, "case.killed-not-for-memory"),
+        (0, "node-5", Verdict.OOM_HOST, "exit.killed"),
+        (1, "node-4", Verdict.OOM_HOST, "cgroup.oom-kill"),
+    ],
+)
+def test_whoever_was_killed_where_nobody_was_killed_for_memory(
+    counted: int, on: str, verdict: Verdict, rule: str
+) -> None:
+    killed = facts.exit_status(-9, rank=3, node="node-4", time=5.0)
+    found = diagnose([killed, facts.memory_events(f"oom_kill {counted}", node=on, time=6.0)])
+    assert (found.verdict, found.rules[0]) == (verdict, rule)
+
+
 def test_the_rank_that_started_fewer_operations_is_the_suspect() -> None:
     counts = [facts.op_count("dp", 7 if rank == 2 else 9, rank=rank, time=5.0) for rank in range(4)]
     found = diagnose(counts)

@@ -44,16 +44,24 @@ def test_clues_are_few_and_short(tmp_path: Path) -> None:
 
 def test_silence_is_no_clue(tmp_path: Path) -> None:
     (tmp_path / "slot0.err").write_text("step 1 loss 2.0\n")
-    assert Witness("a#1").clues_of([tmp_path / "slot0.err"], rank=0) == ()
+    assert Witness("a#1").clues_of([tmp_path / "slot0.err"], rank=0, with_machine=False) == ()
+
+
+def test_that_nothing_was_killed_for_memory_is_told_and_only_where_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    (clue,) = Witness("a#1").clues_of([], rank=0)
+    assert (clue.kind, clue.facts) == ("cgroup", {"oom_kill": 0})
+    monkeypatch.setattr(memory, "control_group_file", lambda _: "")
+    assert Witness("a#1").clues_of([], rank=0) == ()
 
 
 def test_a_kill_for_memory_is_told_once_and_only_if_it_came_after_the_start(kills: dict[str, int]) -> None:
     seen = Witness("a#1")
-    assert seen.clues_of([], rank=0) == ()
-    kills["oom_kill"] += 2
-    (clue,) = seen.clues_of([], rank=0)
-    assert (clue.kind, clue.facts) == ("cgroup", {"oom_kill": 2})
-    assert seen.clues_of([], rank=0) == ()
+    counts = []
+    for killed in (0, 2, 0):
+        kills["oom_kill"] += killed
+        (clue,) = seen.clues_of([], rank=0)
+        counts.append(clue.facts)
+    assert counts == [{"oom_kill": 0}, {"oom_kill": 2}, {"oom_kill": 0}]
 
 
 def test_what_the_kernel_says_decides(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -167,6 +167,15 @@ def killed_for_memory(findings: Findings) -> Match | None:
     return Match(evidence=(killed[0].evidence, *(f.evidence for f in loading[:1])), explains=tuple(killed))
 
 
+def killed_not_for_memory(findings: Findings) -> Match | None:
+    """Killed on a node whose control group counts no kill for memory since the job began there."""
+    spared = {f.evidence.node: f for f in of_kind(findings, "cgroup") if f.evidence.fact("oom_kill") == 0}
+    killed = [finding for finding in of_rule(findings, "exit.killed") if finding.evidence.node in spared]
+    if not killed:
+        return None
+    return Match(evidence=(killed[0].evidence, spared[killed[0].evidence.node].evidence), explains=tuple(killed))
+
+
 def _closed_by_launcher(findings: Findings, killed: Findings) -> bool:
     closed = {finding.evidence.fact("pid") for finding in of_kind(findings, "closing")}
     return all(finding.evidence.fact("pid") in closed for finding in killed)
@@ -394,6 +403,7 @@ PREDICATES: dict[str, Predicate] = {
         nvlink_hang,
         parked_after_memory_error,
         killed_for_memory,
+        killed_not_for_memory,
         killed_by_launcher,
         connect_after_start,
         both_ends_reset,

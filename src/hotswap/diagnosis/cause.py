@@ -87,6 +87,7 @@ _CONTEXT_KINDS = frozenset(
     {
         "op_count",
         "blame",
+        "cgroup",
         "progress",
         "host_memory",
         "loading",

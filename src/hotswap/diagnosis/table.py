@@ -89,6 +89,10 @@ CASES: tuple[Rule, ...] = (
         "killed without a word while the host's memory was filling up", _OOM,
     ),
     _case(
+        "case.killed-not-for-memory", "killed_not_for_memory", Verdict.PROCESS_FAULT, Strength.SYMPTOM, 0.5, Blames.RANK,
+        "killed by somebody, and not for memory: the control group of its node counts no such kill", _OOM,
+    ),
+    _case(
         "case.killed-by-launcher", "killed_by_launcher", Verdict.UNKNOWN, Strength.ECHO, 0.1, Blames.NOBODY,
         "killed after the launcher had asked this very process to stop", _ELASTIC,
     ),

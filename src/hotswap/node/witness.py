@@ -54,7 +54,10 @@ class Witness:
             with self._lock:
                 found += self._of_the_machine()
         answer = diagnose(found, book=_reader()[0])
-        return tuple(_clue(one) for one in [*answer.deciding, *answer.echoes][:CLUES_MAX])
+        # That nobody was killed for memory decides nothing by itself, but tells what another's end was not.
+        spared = [one for one in found if one.kind == "cgroup" and one.fact("oom_kill") == 0]
+        told = [*answer.deciding, *answer.echoes][: CLUES_MAX - len(spared)]
+        return tuple(_clue(one) for one in [*told, *spared])
 
     def _of_the_machine(self) -> list[Evidence]:
         """What the kernel has said and done since the last time."""
@@ -64,9 +67,9 @@ class Witness:
             found += [replace(one, time=at, order=order) for one in lines]
         found += self._machine.facts()
         killed = _oom_kills()
-        if killed > self._killed:
+        if killed is not None and self._killed is not None:
             found.append(facts.memory_events(f"oom_kill {killed - self._killed}", node=self._node, time=time.time()))
-            self._killed = killed
+        self._killed = killed
         return found
 
 
@@ -112,13 +115,13 @@ class LastWords:
             self._send(WorkerEvidence(slot=slot, clues=clues))
 
 
-def _oom_kills() -> int:
-    """How often the kernel has killed a process of this control group for memory; 0 where it does not say."""
+def _oom_kills() -> int | None:
+    """How often the kernel has killed a process of this control group for memory; None where it does not say."""
     for line in memory.control_group_file("memory.events").splitlines():
         name, _, value = line.partition(" ")
         if name == "oom_kill":
             return int(value)
-    return 0
+    return None
 
 
 @cache
