@@ -129,7 +129,7 @@
   (phase == TRAINING && kind == WORKER_FINISHED && (next == FENCING || next == WAITING_FOR_A_NODE || next == TRAINING || next == STOPPED)) || \
   (phase == REBUILDING && kind == RESTORE_FAILED && (next == FENCING || next == WAITING_FOR_A_NODE || next == REBUILDING || next == STOPPED)) || \
   (phase == RESTORING && kind == RESTORE_FAILED && (next == FENCING || next == WAITING_FOR_A_NODE || next == RESTORING || next == STOPPED)) || \
-  (phase == FENCING && kind == NODE_FENCED && (next == FENCING || next == REBUILDING || next == STOPPED)) || \
+  (phase == FENCING && kind == NODE_FENCED && (next == FENCING || next == WAITING_FOR_A_NODE || next == REBUILDING || next == STOPPED)) || \
   (phase == WAITING_FOR_A_NODE && kind == NODE_FENCED && (next == WAITING_FOR_A_NODE)) || \
   (phase == REBUILDING && kind == NODE_FENCED && (next == REBUILDING)) || \
   (phase == RESTORING && kind == NODE_FENCED && (next == RESTORING)) || \

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Iterator
@@ -43,6 +44,19 @@ def test_shutting_ends_the_connection_for_its_owner(pair: tuple[socket.socket, s
     assert client.recv(1) == b""
     server.close()
     assert not sockets.is_established(client_id)
+
+
+def test_a_peer_that_does_not_read_has_a_host_that_answers(
+    pair: tuple[socket.socket, socket.socket, socket.socket],
+) -> None:
+    listener, client, _ = pair
+    client.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            client.send(bytes(1 << 20))
+    assert not sockets.is_unanswered(_found(client).id)
+    assert not sockets.is_unanswered(_found(listener).id)
+    assert not sockets.is_unanswered(SocketId(fd=10**6, inode="gone"))
 
 
 def test_a_listener_is_never_shut(pair: tuple[socket.socket, socket.socket, socket.socket]) -> None:

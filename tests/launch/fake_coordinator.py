@@ -1,7 +1,8 @@
 """Stands in for the coordinator: does what the file ``coordinator.script`` beside its event log says, one line per start.
 
 ``exit N``: end the job with N · ``crash N``: leave without a word · ``silent``: never listen · ``refuse TEXT``: say an
-error · ``serve``: until SIGTERM, which it answers as the real one does · ``until-alone``: until all agents have gone.
+error · ``warn TEXT``: say it, then end the job
+with 0 · ``serve``: until SIGTERM, which it answers as the real one does · ``until-alone``: until all agents have gone.
 """
 
 from __future__ import annotations
@@ -40,6 +41,9 @@ signal.signal(signal.SIGTERM, stop)
 print(json.dumps({"port": listener.getsockname()[1]}), flush=True)
 if word == "serve":
     time.sleep(600)
+if word == "warn":
+    print(json.dumps({"warning": argument}), flush=True)
+    argument = "0"
 if word == "crash":
     os.kill(os.getpid(), int(argument))
 print(json.dumps({"exit_code": int(argument)}), flush=True)

@@ -40,6 +40,12 @@ def test_the_jobs_exit_code_is_the_coordinators(launch: Launch, code: int) -> No
     assert (f"ended with {code}; logs in" in err) == bool(code)
 
 
+def test_what_the_coordinator_warns_of_is_on_the_console(launch: Launch) -> None:
+    got, _, err = launch({"coordinator": "warn nobody advances: slot 1 sleeps"}, nodes_active=2, nodes_max=3).finish()
+    assert got == 0
+    assert "hotswap: nobody advances: slot 1 sleeps\n" in err
+
+
 def test_processes_are_told_what_they_need_and_no_secret_is_inherited(launch: Launch) -> None:
     secrets = {"HOTSWAP_TOKEN": "t" * 32, "HOTSWAP_FORK_SERVER": "/s", "HOTSWAP_FORK_SERVER_TOKEN": "u"}
     nodes = {"nodes_active": 2, "nodes_max": 3, "nproc_per_node": 4}

@@ -77,7 +77,7 @@ def family() -> None:
     subprocess.Popen([sys.executable, "-c", program])
     subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
     subprocess.run(["sh", "-c", f"{sys.executable} -c '{program}' & exit 0"], check=True)
-    print("ready", flush=True)
+    print("ready\n", end="", flush=True)  # in one piece, for the others write there too
     time.sleep(600)
 
 

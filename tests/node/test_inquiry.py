@@ -43,8 +43,10 @@ def exception(text: str) -> tuple[Clue, ...]:
     )
 
 
-def lose(made: Inquiry, slot: int, status: int, node: str = "a#1", generation: int = 2) -> None:
-    made.saw("worker_lost", {"slot": slot, "node": node, "status": status, "detail": ""})
+def lose(
+    made: Inquiry, slot: int, status: int, node: str = "a#1", generation: int = 2, detail: str = "killed by SIGKILL"
+) -> None:
+    made.saw("worker_lost", {"slot": slot, "node": node, "status": status, "detail": detail})
     made.saw("recovery_started", {"generation": generation, "cause": "a loss"})
 
 
@@ -59,6 +61,18 @@ def test_an_error_of_the_script_is_the_scripts() -> None:
     assert (found["generation"], found["verdict"], found["action"]) == (2, "user_error", "stop_with_report")
     assert found["rules"] and found["deciding"][0]["text"] == "KeyError: 'lr'"
     assert found["culprit"]["rank"] == 0
+
+
+def test_a_worker_that_its_agent_has_ended_is_not_one_that_the_kernel_has_killed() -> None:
+    async def scenario(made: Inquiry) -> None:
+        why = "slot 1 has not entered operation 7 of dp"
+        made.saw("hang_found", {"generation": 1, "why": why, "culprits": [1], "waiting": [0, 2], "at": {}})
+        lose(made, 1, -9, detail=f"hung: {why}")
+        made.hear("a#1", WorkerEvidence(slot=1, clues=()))
+
+    (found,) = run(scenario)
+    assert found["verdict"] == "unknown"
+    assert (found["culprit"]["rank"], found["rules"]) == (1, [])
 
 
 def test_a_node_that_is_gone_is_to_blame_and_not_who_waited_for_it() -> None:

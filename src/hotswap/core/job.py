@@ -12,13 +12,14 @@ from hotswap.core import messages as m
 from hotswap.core import placement, resume
 from hotswap.core.detector import SilenceDetector
 from hotswap.core.events import Disconnect, Effect, Exit, Fields, Record, Scalar, Send
+from hotswap.core.hang import HangWatch
 from hotswap.core.history import History
 from hotswap.core.limits import Limits
 from hotswap.core.past import Past
 from hotswap.core.recovery import PHASE_NAMES, Recovery
 from hotswap.core.roster import Roster
 from hotswap.core.shards import Shards
-from hotswap.core.transitions import RUNNING, Phase
+from hotswap.core.transitions import RUNNING, TRAINS, Phase
 from hotswap.core.types import HeldKind, Membership, NodeId, Role, Slot, Source, SourceKind, Step
 from hotswap.errors import EXIT_REQUEUE
 
@@ -42,6 +43,7 @@ class Job:
         self.newest_generation = past.generation
         self.roster = Roster(limits.width)
         self.detector = SilenceDetector(limits.detection_budget_s)
+        self.watch = HangWatch(limits)
         self.history = History()
         self.planned_generation = max((generation for generation, _ in past.plans), default=0)
         for generation, step in past.plans:
@@ -63,8 +65,10 @@ class Job:
         self.late: frozenset[NodeId] = frozenset()
         self.trouble: tuple[float, str] | None = None
         self.waiting: tuple[float, int] | None = None
-        """Nodes that gave up their places to spares in this recovery, and so still have what the spares fetch from others."""
+        self.missed: set[NodeId] = set()
+        """Members that fell silent in this recovery. They may only be cut off, and have what others need."""
         self.built_at = 0.0
+        self.taken_over_at = float("-inf")
         self.out: list[Effect] = []
 
     @property
@@ -111,6 +115,8 @@ class Job:
     def enter(self, phase: Phase, now: float) -> None:
         """Change the phase; the event log tells the phases of a recovery."""
         self.leave(now)
+        if phase in TRAINS and self.phase not in TRAINS:
+            self.watch.begin(now)
         self.phase = phase
         if phase in PHASE_NAMES:
             self.record("phase_started", {"phase": PHASE_NAMES[phase]})
@@ -132,8 +138,11 @@ class Job:
         self.record("job_started", {"nodes": [*order], "width": self.limits.width})
         self.fence(frozenset(self.membership.slots), "start", now)
 
-    def recover(self, cause: str, now: float, lost: Collection[Slot] = ()) -> None:
-        """Fence the generation and begin the next one, with spares in the places of lost nodes."""
+    def recover(self, cause: str, now: float, lost: Collection[Slot] = (), *, probe: bool = False) -> None:
+        """Fence the generation and begin the next one, with spares in the places of lost nodes.
+
+        *probe*: as nothing is known to be lost, ask who reaches whom.
+        """
         if self.phase not in (Phase.FENCING, Phase.WAITING, Phase.RECOLLECTING):
             self.recoveries += 1
         if self.recoveries > self.limits.recoveries_max:
@@ -147,7 +156,7 @@ class Job:
         unheld = self._new_processes({*lost, *self.finished}) | moving
         self.leave(now)
         self._replace(fills)
-        self.fence(unheld, cause, now)
+        self.fence(unheld, cause, now, probe=probe)
         if missing := [position for position in dead if position not in fills]:
             self._wait(len(missing), now)
 
@@ -175,11 +184,11 @@ class Job:
             fields: Fields = {"node": node, "replaces": before.places[position], "position": position, "hot": hot}
             self.record("spare_promoted", fields)
 
-    def fence(self, lost: frozenset[Slot], cause: str, now: float) -> None:
+    def fence(self, lost: frozenset[Slot], cause: str, now: float, *, probe: bool = False) -> None:
         """Announce the newest membership: everything older is void from here on."""
         self.raised.clear()
         previous = self.recovery if self.phase in PHASE_NAMES else None
-        self.recovery = Recovery(cause=cause, started_at=now, phase_at=now, lost=lost)
+        self.recovery = Recovery(cause=cause, started_at=now, phase_at=now, lost=lost, probe=probe)
         if previous is not None:
             self.recovery.started_at, self.recovery.phases_ms = previous.started_at, previous.phases_ms
         self.trouble = None
@@ -199,6 +208,7 @@ class Job:
             lost=tuple(sorted(self.recovery.lost)) if self.recovery is not None else (),
             positions=self.roster.positions(node, self.current) if self.protected else (),
             valid_to=self.history.valid_to(self.roster[node].knows),
+            probe=self.recovery is not None and self.recovery.probe,
         )
 
     def _wait(self, missing: int, now: float) -> None:
@@ -224,6 +234,8 @@ class Job:
         """Plan once the answers suffice. Before anything is given up as lost, everyone is heard."""
         if any(node not in self.attempt.fenced for node in self.current.places):
             return
+        if self.attempt.probe and (self.unfenced() or self._part_with_cut_off(now)):
+            return
         ledger = self.attempt.ledger(self.current, self.peers)
         self.started = self.started or ledger.trained()
         for (slot, step, node), count in self.failures.items():
@@ -236,6 +248,14 @@ class Job:
         complete = stayed and choice is not None and all(s.kind in _FROM_MEMBERS for s in choice.sources.values())
         if (self.awaited() and not complete) or (choice is None and self.unfenced()):
             return
+        if choice is None and any(node not in self.roster for node in self.missed):
+            # Cut off, maybe together with everybody; gone only if nothing is heard of them for as long as for any node.
+            self._wait(len(self.missed), now)
+            return
+        if choice is None and now < self.taken_over_at + self.limits.detection_budget_s:
+            # Nodes without a place may have what is missing, and find this coordinator a moment later than the members.
+            self._wait(1, now)
+            return
         choice = choice or self._without_memory(self.attempt)
         if choice is None:
             # Better to ask again who has failed twice than nobody. How often is bounded as for all recoveries.
@@ -246,6 +266,33 @@ class Job:
             return
         self._announce(self.attempt, ledger, choice)
         self.enter(Phase.REBUILDING, now)
+
+    def _part_with_cut_off(self, now: float) -> bool:
+        """Give up nodes that others cannot reach, so that all that are left reach each other; whether a member is among them."""
+        unreachable = self.attempt.unreachable()
+        outcasts = placement.outcasts(unreachable, self.current.places)
+        for node in outcasts:
+            peers = [peer for peer in self.roster if node in unreachable[peer] or peer in unreachable[node]]
+            self.evict(node, f"cut off from {', '.join(peers)}")
+            unreachable.pop(node)
+        cut_off = [node for node in outcasts if node in self.current.places]
+        if cut_off:
+            self.recover(f"{', '.join(cut_off)} cannot be reached by other nodes", now)
+        return bool(cut_off)
+
+    def miss(self, silent: Collection[NodeId]) -> None:
+        """Members of which nothing is heard may only be cut off; what they hold is not lost yet."""
+        self.out.extend(Disconnect(node=node, reason="silent") for node in silent)
+        if self.started and self.membership is not None:
+            self.missed.update(node for node in silent if node in self.current.places)
+
+    def end_wait(self, now: float) -> None:
+        """Nobody came. What only silent nodes have is lost then; that nodes are missing ends the job."""
+        if all(node in self.roster for node in self.current.places):
+            self.missed.clear()
+            self.recover("nodes that are needed did not come back", now)
+        else:
+            self.stop(EXIT_REQUEUE, f"no spare and no new node within {self.limits.spare_wait_s:g} s")
 
     def _without_memory(self, recovery: Recovery) -> resume.Resume | None:
         """The newest durable checkpoint; the very beginning if the job never got anywhere."""
@@ -282,7 +329,7 @@ class Job:
         assert self.plan is not None, "restoring without a plan"
         node = self.plan.sources[slot].unique_from or self.current.node_of(slot)
         self.failures[slot, self.plan.resume_step, node] += 1
-        self.recover(f"slot {slot} could not be restored: {detail}", now)
+        self.recover(f"slot {slot} could not be restored: {detail}", now, probe=True)
 
     def _go_back_to(self, step: Step) -> None:
         if self.committed is not None and step < self.committed:
@@ -307,6 +354,7 @@ class Job:
         step = self.attempt.resume_step
         self.acked = dict.fromkeys(self.current.slots, step)
         self.started = True
+        self.missed.clear()
         self.trained_with = self.current.places
         self.record("training_started", {"step": step})
         self.enter(Phase.REDOING, now)
@@ -321,6 +369,7 @@ class Job:
         if self.committed is not None and step <= self.committed:
             return
         self.committed = step
+        self.watch.committed(step, now)
         self.recoveries = 0
         self.respawns.clear()
         self.failures.clear()
@@ -365,6 +414,11 @@ class Job:
         for node in self.roster:
             self.send(node, m.Stop(exit_code=exit_code, reason=reason))
         self.out.append(Exit(exit_code=exit_code, reason=reason))
+
+    def excuse(self, seconds: float, now: float) -> None:
+        """This coordinator did not run for so long."""
+        self.detector.excuse(seconds, now)
+        self.watch.excuse(seconds, now)
 
     # --- deadlines -------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -27,6 +28,8 @@ EVIDENCE_MAX = 2000
 PATIENCE_S = 1.0
 """How long the words of workers that were lost are waited for."""
 QUOTED_MAX = 5
+BY_OTHERS = "killed by SIGKILL"
+"""How an agent describes the end of a worker that it has not ended itself."""
 Write = Callable[[str, Mapping[str, Any]], None]
 
 
@@ -48,10 +51,15 @@ class Inquiry:
         """Take note of an event of the job."""
         now = time.time()
         if event == "worker_lost":
-            self._add(
-                facts.exit_status(int(fields["status"]), rank=fields["slot"], node=_host(fields["node"]), time=now)
-            )
+            status = int(fields["status"])
+            # Of one that was ended by its agent, for a reason of its own, the signal tells nothing.
+            if status != -signal.SIGKILL or fields["detail"] == BY_OTHERS:
+                self._add(facts.exit_status(status, rank=fields["slot"], node=_host(fields["node"]), time=now))
             self._awaited.add((fields["node"], fields["slot"]))
+        elif event == "hang_found":
+            for issued, key in enumerate(("culprits", "waiting")):
+                for slot in fields[key]:
+                    self._add(facts.op_count("where training hangs", issued, rank=slot, time=now))
         elif event == "node_lost":
             self._add(facts.silent(_host(fields["node"]), reachable=False, time=now))
             self._awaited = {waited for waited in self._awaited if waited[0] != fields["node"]}

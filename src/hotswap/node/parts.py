@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
 from hotswap.core.types import NodeId
 from hotswap.node.control import ControlChannel
 from hotswap.node.memory_keeper import MemoryKeeper
+from hotswap.node.reach import unreachable
 from hotswap.node.witness import LastWords, Witness
 from hotswap.node.workers import WorkerPool
 
@@ -25,6 +26,7 @@ class Parts:
     pool: Callable[..., WorkerPool] = WorkerPool
     control: Callable[..., ControlChannel] = ControlChannel
     last_words: Callable[..., LastWords] = _last_words
+    reach: Callable[..., Awaitable[tuple[NodeId, ...]]] = unreachable
 
 
 REAL = Parts()

@@ -25,7 +25,7 @@ SPOILT: dict[str, dict[str, Any]] = {
     "one-version": {"versions": 1, "durable_steps": 0},
     "no-gate": {"gate": False, "durable_steps": 0},
     # A node must miss a plan, be back before the next and be needed then.
-    "keep-undone": {"drop_undone": False, "durable_steps": 0, "faults": 8},
+    "keep-undone": {"drop_undone": False, "durable_steps": 0, "faults": 14},
 }
 """Ways to spoil the protocol, each of which the checkers must find. Without durable checkpoints, which would hide some."""
 BATCH = 25

@@ -101,7 +101,8 @@ class JobModel:
         self.seed = seed
         self.world = World(seed)
         self.setup = draw_setup(self.world, **spoilt)
-        self.timing = Timing()
+        # Modelled workers do not say how far they are.
+        self.timing = Timing(hang_s=0.0)
         self.nodes_max = self.setup.nodes_active + self.setup.spares
         self.chronicle = Chronicle(
             slots=self.setup.nodes_active * self.setup.width,

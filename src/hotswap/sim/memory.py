@@ -260,9 +260,10 @@ class KeeperModel(MemoryKeeper):
 
     # --- storage ---------------------------------------------------------------------------------------------------
 
-    def checkpoint_step(self) -> Step | None:
+    async def find_checkpoint(self) -> None:
         """What storage shows to this node."""
-        return self.model.job.storage.latest() if self._config.checkpoint_dir else None
+        if self._config.checkpoint_dir:
+            self.checkpoint_step = self.model.job.storage.latest()
 
     async def _commit(self, directory: Path, step: Step, generations: Mapping[Slot, Generation]) -> None:
         storage = self.model.job.storage

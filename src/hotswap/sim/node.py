@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Sequence
+import signal
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from hotswap.config import AgentConfig
-from hotswap.core.types import Generation, NodeId, Slot
+from hotswap.core.types import Endpoint, Generation, NodeId, Slot
 from hotswap.errors import HotswapError
 from hotswap.node.agent import Agent
 from hotswap.node.control import ControlChannel
@@ -80,7 +81,15 @@ class NodeModel:
     @property
     def workers(self) -> list[WorkerModel]:
         """Processes that the agent counts on."""
-        return [self.pool.models[process.pid] for process in self.agent.workers.values()]
+        return [self.pool.models[process.number] for process in self.agent.workers.values()]
+
+    async def unreachable(self, endpoints: Mapping[NodeId, Endpoint], timeout_s: float) -> tuple[NodeId, ...]:
+        """Those to whom no connection can be made in time, in one direction or the other. A frozen host's kernel answers."""
+        network, end = self.job.network, self.job.world.now + timeout_s
+        ways = {node: max(network.open_at(self.id, node), network.open_at(node, self.id)) for node in endpoints}
+        found = tuple(node for node, way in ways.items() if way > end or not self.job.nodes[node].alive)
+        await asyncio.sleep(timeout_s if found else 0.001)
+        return found
 
     def die(self, why: str, *, silent: bool = False, flushed: bool = False) -> None:
         """Agent, workers and memory end, all at once."""
@@ -115,6 +124,7 @@ class AgentModel(Agent):
             pool=partial(PoolModel, model),
             control=partial(ControlModel, model),
             last_words=lambda *_: cast(LastWords, SilentWords()),
+            reach=model.unreachable,
         )
         super().__init__(config, model.id, parts)
 
@@ -122,6 +132,10 @@ class AgentModel(Agent):
         """The beginning of ``run``."""
         self._exit = asyncio.get_running_loop().create_future()
         self.memory.start()
+        self._spawn_task(self._serve())
+
+    async def _serve(self) -> None:
+        await self.memory.find_checkpoint()
         self._spawn_task(self.control.run())
         self._spawn_task(self._beat())
 
@@ -187,7 +201,7 @@ class PoolModel(WorkerPool):
         pid = job.new_pid()
         worker = WorkerModel(job, model.id, slot, pid, rehearse=rehearse, on_end=partial(self._exited, pid))
         link = LocalLink(Pipe(job.network, route, LOCAL_DELAY_S, worker.hear), job.files)
-        process = WorkerProcess(slot=slot, link=cast(Any, link), pid=pid)
+        process = WorkerProcess(slot=slot, link=cast(Any, link), number=pid)
         worker.up = Pipe(
             job.network,
             route,
@@ -196,7 +210,7 @@ class PoolModel(WorkerPool):
             partial(model.loop.enter, self._drained, process),
         )
         self.models[pid] = worker
-        self._by_pid[pid] = process
+        self._by_number[pid] = process
         return process
 
     def _heard(self, process: WorkerProcess, data: bytes) -> None:
@@ -219,23 +233,24 @@ class PoolModel(WorkerPool):
         world.after(world.between(0.0005, 0.01), self._model.loop.enter, self._reaped, pid, status)
 
     def _reaped(self, pid: int, status: int) -> None:
-        process = self._by_pid.get(pid)
+        process = self._by_number.get(pid)
         if process is not None:
             process.status = status
             self._report_end(process)
 
-    def kill(self, worker: WorkerProcess, number: int = 9) -> None:
-        """SIGKILL."""
+    def kill(self, worker: WorkerProcess, signal_number: int = signal.SIGKILL) -> None:
+        """End it; modelled workers say nothing of their progress, so nobody asks for their stacks."""
+        assert signal_number == signal.SIGKILL, f"signal {signal_number} to a modelled worker"
         if worker.alive:
-            self.models[worker.pid].exit(-number)
+            self.models[worker.number].exit(-signal_number)
 
     def end_stopped(self) -> None:
-        """Kill those that a signal has stopped, as soon as the detection budget says."""
-        world, budget_s = self._model.job.world, self._config.timing.detection_budget_s
-        for pid in list(self._by_pid):
+        """Kill those that a signal has stopped for too long."""
+        world, budget_s = self._model.job.world, self._config.timing.stopped_s
+        for pid in list(self._by_number):
             since = self.models[pid].stopped_since
             if since is not None and world.now - since > budget_s:
-                self.kill(self._by_pid[pid])
+                self.kill(self._by_number[pid])
 
     def call(
         self, target: str, args: list[Any], fds: list[int], fd_names: list[str], done: Callable[[int], None]

@@ -95,6 +95,7 @@ class ServerModel(CoordinatorServer):
         """The beginning of ``run``."""
         self._done = self.loop.create_future()
         self._done.add_done_callback(self._ended)
+        self._start(self._pulse(), self._serving)
         self._set_timer()
 
     def accept(self, link: Link) -> None:
