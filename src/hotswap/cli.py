@@ -24,6 +24,7 @@ commands:
   demo      a real training loses a node, a spare takes its place, the result is identical (hotswap demo --help)
   classify  what broke: reads logs, names cause, culprit and action (hotswap classify --help)
   report    what a job lost, why, and what it cost (hotswap report LOGDIR)
+  doctor    can hotswap work here, and which deadlines would a job have (hotswap doctor --help)
   probe     is this node healthy: quick checks of GPUs, memory, disk, clock (hotswap probe --help)
 
   --version, --help
@@ -62,11 +63,18 @@ def _probe(argv: list[str]) -> int:
     return main(argv)
 
 
+def _doctor(argv: list[str]) -> int:
+    from hotswap.launch.doctor import main
+
+    return main(argv)
+
+
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "run": _run,
     "demo": _demo,
     "classify": _classify,
     "report": _report,
+    "doctor": _doctor,
     "probe": _probe,
 }
 

@@ -2,23 +2,43 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+
+from hotswap.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """Every deadline of a job, derived from one knob.
+    """Every deadline of a job, derived from one knob. All in seconds.
 
-    ``detection_budget_s`` is the longest silence (seconds) after which a node counts as lost. Too small and a
-    garbage-collection pause costs a node; too large and a silent network cut costs minutes. Process death does not wait for it.
+    ``detection_budget_s`` is the longest silence after which a node counts as lost. Too small and a pause of the scheduler
+    costs a node; too large and a silent network cut costs minutes. Process death does not wait for it.
+
+    ``hang_s``: how long nobody may advance while somebody is waited for; None: that follows from the job's own steps; 0: no
+    hang is looked for. ``pause_s``: how long all may be busy with something else than communication; 0: for ever.
+    ``collective_s``: longest a collective may wait, where nothing else notices that it is in vain; None: derived.
     """
 
-    detection_budget_s: float = 5.0
+    detection_budget_s: float = 2.0
+    hang_s: float | None = None
+    pause_s: float = 0.0
+    collective_s: float | None = None
 
     @property
     def heartbeat_s(self) -> float:
-        """Seconds between heartbeats: five chances to be heard within the budget."""
+        """Five chances to be heard within the budget."""
         return self.detection_budget_s / 5
+
+    @property
+    def stopped_s(self) -> float:
+        """A stopped process is looked for with every heartbeat, so it is ended within half of the budget."""
+        return self.detection_budget_s / 4
+
+    @property
+    def trouble_grace_s(self) -> float:
+        """The loss behind a failed collective is usually known a moment later."""
+        return min(1.0, self.detection_budget_s / 5)
 
     @property
     def phase_s(self) -> float:
@@ -31,6 +51,11 @@ class Timing:
         return self.phase_s * 2 / 3
 
     @property
+    def abort_s(self) -> float:
+        """Longest time for ending communication inside a worker; then only ending the process helps."""
+        return self.phase_s / 3
+
+    @property
     def settle_s(self) -> float:
         """Pause between the stop flag and the abort, so that ranks run into their blocked state first."""
         return 0.05
@@ -38,12 +63,71 @@ class Timing:
     @property
     def coordinator_s(self) -> float:
         """Longest time workers wait for a coordinator to come back before their agent gives the job up."""
-        return 600.0
+        return max(600.0, 2 * self.phase_s)
 
     @property
     def connect_s(self) -> float:
         """Longest time for opening and authenticating one connection."""
         return self.detection_budget_s
+
+    @property
+    def hang_floor_s(self) -> float:
+        """The least that is used where patience follows from the job's own steps."""
+        return 30 * self.detection_budget_s
+
+    @property
+    def collective_timeout_s(self) -> float:
+        """Time-out of c10d's operations."""
+        return max(600.0, 60 * self.detection_budget_s) if self.collective_s is None else self.collective_s
+
+    @property
+    def hang_ceiling_s(self) -> float:
+        """The most: whoever is waited for has to be named before those that wait give up, and stacks take time."""
+        return self.collective_timeout_s * 0.8
+
+    def __post_init__(self) -> None:
+        """Refuse what could not work, and say what to do instead; written so that NaN fails too."""
+        budget_s, hang_s = self.detection_budget_s, self.hang_s
+        least_s = self.hang_floor_s if hang_s is None else hang_s
+        if not 0.5 <= budget_s < math.inf:
+            raise UsageError(
+                f"--detection-budget-s {budget_s:g}: under 0.5 s every pause of a scheduler costs a node, and it has to end"
+            )
+        if hang_s is not None and hang_s != 0 and not budget_s < hang_s < math.inf:
+            raise UsageError(
+                f"--hang-budget-s {hang_s:g} must be longer than the detection budget ({budget_s:g} s), or a node that is "
+                "silent is taken for workers that hang; 'off' looks for no hangs"
+            )
+        if not least_s <= self.hang_ceiling_s < math.inf:
+            raise UsageError(
+                f"--collective-timeout-s {self.collective_timeout_s:g}: collectives would give up before it is known who keeps "
+                f"them waiting; at least {least_s / 0.8:g} s are needed, or a shorter --hang-budget-s than {least_s:g} s"
+            )
+        if not (self.pause_s == 0 or least_s <= self.pause_s < math.inf):
+            raise UsageError(
+                f"--pause-limit-s {self.pause_s:g} must not be shorter than the hang budget ({least_s:g} s); 0 is no limit"
+            )
+
+    def table(self) -> list[tuple[str, float, str]]:
+        """All deadlines in the order of their length: name, seconds, what happens then."""
+        hang = "nobody has advanced and somebody is waited for: that worker is ended"
+        rows = [
+            ("settle", self.settle_s, "after the stop flag, connections are shut"),
+            ("heartbeat", self.heartbeat_s, "an agent says that it lives, and how far its workers are"),
+            ("trouble grace", self.trouble_grace_s, "a failed collective that no loss explains becomes a recovery"),
+            ("stopped worker", self.stopped_s, "a worker that a signal has stopped is ended"),
+            ("detection budget", self.detection_budget_s, "a silent node is given up"),
+            ("connect", self.connect_s, "a connection that is not made and authenticated is given up"),
+            ("abort", self.abort_s, "a worker gives up ending its communication"),
+            ("park", self.park_s, "a worker that has not left the old generation is ended"),
+            ("phase", self.phase_s, "who holds a recovery up is given up"),
+            ("hang", self.hang_floor_s if self.hang_s is None else self.hang_s, hang + (" (at least)" if self.hang_s is None else "")),
+            ("pause", self.pause_s, "workers that are all busy elsewhere are ended"),
+            ("collective", self.collective_timeout_s, "an operation that nothing else has ended fails"),
+            ("coordinator", self.coordinator_s, "workers that wait for a coordinator give the job up"),
+        ]  # fmt: skip
+        unused = {"hang": self.hang_s == 0, "pause": self.pause_s == 0}
+        return sorted((row for row in rows if not unused.get(row[0])), key=lambda row: row[1])
 
 
 @dataclass(frozen=True, kw_only=True)

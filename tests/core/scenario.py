@@ -16,6 +16,7 @@ from hotswap.core.coordinator import Coordinator, Limits
 from hotswap.core.events import Disconnect, Effect, Event, Exit, FromNode, NodeGone, Record, Send, StopAsked, Tick
 from hotswap.core.keep import GroupState
 from hotswap.core.past import recall
+from hotswap.core.progress import GroupProgress, Progress
 from hotswap.core.types import Endpoint, Generation, Held, HeldKind, NodeId, Slot, Source, Step, WorkerState
 
 
@@ -152,11 +153,31 @@ class Scenario:
             self.steps.update(dict.fromkeys(slots, int(plain[0])))
         yield m.Heartbeat(generation=generation, acked=dict.fromkeys(slots, int(plain[0])))
 
+    def _reports(
+        self, node: NodeId, generation: Generation, plain: list[str], values: dict[str, str]
+    ) -> Iterator[m.FromAgent]:
+        """``0@5:script:dp[0/1]4``: slot, step, phase, group, its members, operations; ``!`` inside of one, ``~`` mute."""
+        pattern = r"(\d+)@(\d+):(\w+):(\w+)\[([\d/]+)\](\d+)(!?)(~?)"
+        progress = {}
+        for slot, step, phase, key, members, issued, waits, mute in re.findall(pattern, " ".join(plain)):
+            group = GroupProgress(members=tuple(map(int, members.split("/"))), issued=int(issued))
+            progress[int(slot)] = Progress(
+                step=int(step),
+                phase=phase,
+                issued=int(issued),
+                gate=int(step),
+                waits=bool(waits),
+                at=f"train.py:7 {phase}",
+                groups={key: group},
+                mute_s=9.0 if mute else 0.1,
+            )
+        yield m.Heartbeat(generation=generation, progress=progress)
+
     def _fenced(
         self, node: NodeId, generation: Generation, plain: list[str], values: dict[str, str]
     ) -> Iterator[m.FromAgent]:
         """Without details: own snapshots, replicas and workers as they are after the last ``acked`` step."""
-        if not plain and not (values.keys() - {"gen", "checkpoint"}):
+        if not plain and not (values.keys() - {"gen", "checkpoint", "reaches_not"}):
             values = {**self._usual(node), **values}
         elif plain == ["empty"]:
             plain = []
@@ -175,7 +196,12 @@ class Scenario:
             groups.setdefault(int(slot), {})[key] = state
         checkpoint = int(values["checkpoint"]) if "checkpoint" in values else None
         yield m.NodeFenced(
-            generation=generation, held=tuple(held), workers=tuple(workers), groups=groups, checkpoint_step=checkpoint
+            generation=generation,
+            held=tuple(held),
+            workers=tuple(workers),
+            groups=groups,
+            checkpoint_step=checkpoint,
+            unreachable=tuple(full(name) for name in values.get("reaches_not", "").split(",") if name),
         )
 
     def _usual(self, node: NodeId) -> dict[str, str]:
@@ -311,6 +337,8 @@ def _message(message: m.ToAgent) -> str:
         return f"Go {message.generation}"
     if isinstance(message, m.Stop):
         return f"Stop {message.exit_code}: {_value(message.reason)}"
+    if isinstance(message, m.EndHung):
+        return f"EndHung {message.slot}: {message.reason}"
     assert isinstance(message, m.CommitCheckpoint)
     return f"CommitCheckpoint of step {message.step}"
 
@@ -321,6 +349,8 @@ def _fence(fence: m.Fence) -> str:
         text += f" lost {','.join(map(str, fence.lost))}"
     if fence.positions:
         text += f" build for {','.join(map(str, fence.positions))}"
+    if fence.probe:
+        text += " who reaches whom?"
     if fence.valid_to is not None:
         text += f" drop all beyond {fence.valid_to}" if fence.valid_to >= 0 else " drop everything"
     return text

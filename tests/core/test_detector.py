@@ -28,6 +28,16 @@ def test_an_older_sign_of_life_does_not_count_back() -> None:
     assert detector.deadline() == 15.0
 
 
+def test_time_in_which_nobody_could_be_heard_is_nobodys_silence() -> None:
+    detector = SilenceDetector(5.0)
+    detector.heard("a", 10.0)
+    detector.heard("b", 21.0)
+    detector.excuse(8.0, 22.0)
+    assert detector.silent(22.9) == []
+    assert detector.silent(23.0) == ["a"]
+    assert detector.silent(27.0) == ["a", "b"], "nobody was heard in the future"
+
+
 def test_a_budget_of_nothing_is_refused() -> None:
     with pytest.raises(AssertionError):
         SilenceDetector(0.0)

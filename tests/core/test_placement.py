@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotswap.core.placement import holder_of, holders
+from hotswap.core.placement import holder_of, holders, outcasts
 from hotswap.core.types import Membership
 
 NODES = [f"n{number}#1" for number in range(6)]
@@ -51,3 +51,20 @@ def test_a_replica_is_never_where_its_owner_is(job: tuple[tuple[str, ...], int, 
         others = {domain(node, domains) for node in places} - {domain(owner, domains)}
         if others:
             assert domain(holder, domains) != domain(owner, domains)
+
+
+def test_who_is_cut_off_from_most_has_to_go() -> None:
+    members = ["a#1", "b#1"]
+    everybody = {"a#1": ["b#1"], "b#1": ["a#1", "c#1"], "c#1": []}
+    assert outcasts(everybody, members) == ["b#1"], "one direction is enough"
+    assert outcasts({"a#1": ["b#1"], "b#1": ["a#1"]}, members) == ["b#1"], "of equals the later one"
+    assert outcasts({"a#1": ["c#1"], "c#1": []}, members) == ["c#1"], "of equals the spare"
+    assert outcasts({"a#1": ["gone#1"], "b#1": []}, members) == []
+    assert outcasts({}, members) == []
+
+
+@given(st.dictionaries(st.sampled_from(NODES), st.sets(st.sampled_from(NODES))))
+def test_those_that_are_left_reach_each_other(unreachable: dict[str, set[str]]) -> None:
+    left = set(unreachable) - set(outcasts(unreachable, NODES[:2]))
+    assert not any(peer in unreachable[node] for node in left for peer in left - {node})
+    assert bool(left) == bool(unreachable), "nobody has to go alone"

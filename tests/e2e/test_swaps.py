@@ -173,7 +173,7 @@ def test_a_stopped_worker_is_ended_and_started_again(start: Start, reference_of:
     assert_clean(outcome)
     assert_identical(outcome, reference_of(cell))
     assert lost["slot"] in (2, 3)
-    assert lost["detail"] == "stopped by a signal for more than 4 s"
+    assert lost["detail"] == "stopped by a signal for more than 1 s"
     assert outcome.named("spare_promoted") == []
 
 

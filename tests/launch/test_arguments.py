@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from torch.distributed.run import get_args_parser
 
+from hotswap.config import Timing
 from hotswap.errors import UsageError
 from hotswap.launch.arguments import HONOURED, NO_EFFECT, REFUSED, parse
 from hotswap.launch.console import ERR, OUT
@@ -49,6 +50,7 @@ def test_there_is_a_verdict_on_every_flag_of_torchrun() -> None:
         (["--detection-budget-s", "0.1"], "every pause of a scheduler"),
         (["--detection-budget-s", "nan"], "--detection-budget-s nan"),
         (["--detection-budget-s", "inf"], "--detection-budget-s inf"),
+        (["--hang-budget-s", "never"], "--hang-budget-s never: a number of seconds, 'auto' or 'off'"),
         (["--spare-positions", "-1"], "--spare-positions -1: must be 0 or more"),
         (["--max-restarts", "-1"], "--max-restarts -1"),
         (["--spare-wait-s", "nan"], "--spare-wait-s nan"),
@@ -112,6 +114,9 @@ def test_the_number_of_cpu_threads_is_said_when_nobody_chose_it(monkeypatch: pyt
         (["--nnodes", "1", "--rdzv-endpoint", "h:1"], {"standalone": False, "endpoint": "h:1"}),
         (["--nproc_per_node", "4"], {"nproc_per_node": 4}),
         (["--max-restarts", "0"], {"respawns_max": 0}),
+        (["--hang-budget-s", "off"], {"timing": Timing(hang_s=0)}),
+        (["--hang-budget-s", "9", "--pause-limit-s", "99"], {"timing": Timing(hang_s=9, pause_s=99)}),
+        (["--collective-timeout-s", "90"], {"timing": Timing(collective_s=90)}),
         (["--rdzv-id", "job7", "--role", "trainer"], {"job_id": "job7", "role": "trainer"}),
         (["--rdzv-conf", "join_timeout=30"], {"join_s": 30.0}),
         (["--node-rank", "2"], {"node_rank": 2}),

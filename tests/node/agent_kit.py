@@ -21,6 +21,7 @@ from hotswap.errors import PeerUnreachable
 from hotswap.node.agent import Agent
 from hotswap.node.memory_keeper import MemoryKeeper
 from hotswap.node.spawn import Exited, SpawnRequest
+from hotswap.session.settings import STACKS_SIGNAL
 from hotswap.wire import worker_messages as w
 from hotswap.wire.channels import control_codec, worker_codec
 from hotswap.wire.handshake import accept_link
@@ -68,10 +69,11 @@ async def until(condition: Callable[[], object]) -> None:
 class Worker:
     """What the test says in a worker's place."""
 
-    def __init__(self, request: SpawnRequest, sock: socket.socket, pid: int) -> None:
+    def __init__(self, request: SpawnRequest, sock: socket.socket, number: int, stacks: int) -> None:
         self.request = request
         self.slot = int(request.env["HOTSWAP_SLOT"])
-        self.pid = pid
+        self.number = number
+        self.stacks = stacks
         self.link: AsyncLink[Any] = AsyncLink(sock, worker_codec())
         self.signals: list[int] = []
 
@@ -96,16 +98,21 @@ class ScriptedSpawner:
     def __init__(self) -> None:
         self.workers: list[Worker] = []
         self.obeys_sigterm = True
+        self.on_stacks: Callable[[Worker], object] = lambda _: None
+        self.pid_of_all = 0
         self.gone = False
         self._exited: deque[Exited] = deque()
         self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._alive: set[int] = set()
 
     def spawn(self, request: SpawnRequest, fds: list[int]) -> int:
-        pid = 1000 + len(self.workers)
-        self.workers.append(Worker(request, socket.socket(fileno=os.dup(fds[0])), pid))
-        self._alive.add(pid)
-        return pid
+        number = len(self.workers)
+        self.workers.append(Worker(request, socket.socket(fileno=os.dup(fds[0])), number, os.dup(fds[1])))
+        self._alive.add(number)
+        return number
+
+    def pid(self, number: int) -> int:
+        return self.pid_of_all
 
     def fileno(self) -> int:
         return self._news
@@ -119,22 +126,24 @@ class ScriptedSpawner:
         self._exited.clear()
         return found
 
-    def kill(self, pid: int, number: int) -> None:
-        worker = self.workers[pid - 1000]
-        worker.signals.append(number)
-        if number == 9 or self.obeys_sigterm:
-            self.end(worker, -number)
+    def kill(self, number: int, signal_number: int) -> None:
+        worker = self.workers[number]
+        worker.signals.append(signal_number)
+        if signal_number == STACKS_SIGNAL:
+            self.on_stacks(worker)
+        elif signal_number == 9 or self.obeys_sigterm:
+            self.end(worker, -signal_number)
 
     def end(self, worker: Worker, status: int) -> None:
         """The process ends; what it said before is still on its way."""
-        if worker.pid in self._alive:
-            self._alive.discard(worker.pid)
+        if worker.number in self._alive:
+            self._alive.discard(worker.number)
             asyncio.get_running_loop().create_task(self._finish(worker, status))
 
     async def _finish(self, worker: Worker, status: int) -> None:
         await worker.link.flush(DEADLINE_S)
         worker.link.close()
-        self._exited.append(Exited(pid=worker.pid, status=status))
+        self._exited.append(Exited(number=worker.number, status=status))
         os.eventfd_write(self._news, 1)
 
     def break_off(self) -> None:
@@ -145,6 +154,7 @@ class ScriptedSpawner:
     def close(self) -> None:
         for worker in self.workers:
             worker.link.close()
+            os.close(worker.stacks)
         os.close(self._news)
 
 

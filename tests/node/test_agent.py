@@ -113,6 +113,8 @@ def test_training_goes_on_without_a_coordinator(tmp_path: Path, monkeypatch: Pat
                 assert (await worker.hear(w.Acked)).step == step
                 await asyncio.sleep(0.15)
             assert not it.running.done()
+            # Its peers may train somewhere else by now: nobody comes to a collective any more.
+            assert await asyncio.wait_for(it.running, 5) == 75
 
     play(scenario())
 

@@ -342,6 +342,38 @@ def test_generations_that_a_dead_coordinator_announced_are_used_up(tmp_path: Pat
         play(scenario())
 
 
+def test_a_coordinator_that_did_not_run_blames_nobody_for_silence(tmp_path: Path) -> None:
+    budget_s = 0.5
+    with process(settings(tmp_path, nodes_max=2, timing=Timing(detection_budget_s=budget_s))) as made:
+        port = said(made)["port"]
+
+        async def scenario() -> None:
+            one, two = await join(port), await join(port, "b#1")
+
+            async def beat() -> None:
+                while True:
+                    for link in (one, two):
+                        link.send(m.Heartbeat(generation=0))
+                    await asyncio.sleep(budget_s / 5)
+
+            beating = asyncio.create_task(beat())
+            await hear(two, m.Fence)
+            made.send_signal(signal.SIGSTOP)
+            await asyncio.sleep(3 * budget_s)
+            made.send_signal(signal.SIGCONT)
+            # It is awake again when it answers.
+            one.send(m.KvGet(generation=1, key="k"))
+            two.send(m.KvSet(generation=1, key="k", value=b"v"))
+            assert (await hear(one, m.KvValue)).value == b"v"
+            assert events(tmp_path, "node_lost") == []
+            beating.cancel()
+            await until(lambda: events(tmp_path, "node_lost"))
+            one.close()
+            two.close()
+
+        play(scenario())
+
+
 def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -362,3 +362,32 @@ def test_a_checkpoint_is_announced_once_it_counts(fails: bool, tmp_path: Path, m
     monkeypatch.setattr("hotswap.node.memory_keeper.durable_index.commit", commit)
     asyncio.run(scenario())
     assert happened == [("commit", tmp_path / "durable", 7, 2), *([] if fails else [7])]
+
+
+def test_storage_that_does_not_answer_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = threading.Event()
+    asked: list[Path] = []
+
+    def latest(directory: Path) -> int:
+        asked.append(directory)
+        answers.wait(10.0)
+        if len(asked) > 1:
+            raise OSError(errno.EIO, "input/output error")
+        return 7
+
+    async def scenario() -> None:
+        timing = Timing(detection_budget_s=0.5)
+        keeper = MemoryKeeper(
+            settings(tmp_path, node="a", checkpoint_dir=str(tmp_path), timing=timing), "a#1", *[lambda *_: None] * 4
+        )
+        await keeper.find_checkpoint()
+        await keeper.find_checkpoint()
+        assert keeper.checkpoint_step is None and len(asked) == 1, "asked again before it has answered"
+        answers.set()
+        await keeper.find_checkpoint()
+        assert keeper.checkpoint_step == 7
+        await keeper.find_checkpoint()
+        assert keeper.checkpoint_step == 7, "what was there a moment ago is the best guess"
+
+    monkeypatch.setattr("hotswap.node.memory_keeper.durable_index.latest", latest)
+    asyncio.run(scenario())

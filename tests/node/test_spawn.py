@@ -122,6 +122,12 @@ def ends(spawner: Spawner, count: int = 1) -> list[Exited]:
     return found
 
 
+def started(spawner: Spawner, number: int) -> int:
+    """The pid of a process that does not end at once."""
+    until(lambda: spawner.pid(number) or spawner.poll())
+    return spawner.pid(number)
+
+
 def lines(path: Path, count: int) -> list[str]:
     """The first *count* lines of a log, once they are there."""
     until(lambda: path.exists() and path.read_text().count("\n") >= count)
@@ -155,8 +161,8 @@ Ask = Callable[..., SpawnRequest]
 def test_exit_status_is_what_the_interpreter_would_give(
     spawner: Spawner, ask: Ask, target: str, args: list[object], status: int
 ) -> None:
-    pid = spawner.spawn(ask(target, *args), [])
-    assert ends(spawner) == [Exited(pid=pid, status=status)]
+    number = spawner.spawn(ask(target, *args), [])
+    assert ends(spawner) == [Exited(number=number, status=status)]
 
 
 def test_an_exception_and_a_message_go_to_standard_error(spawner: Spawner, ask: Ask, tmp_path: Path) -> None:
@@ -178,10 +184,9 @@ def test_threads_exit_handlers_and_buffers_are_finished(spawner: Spawner, ask: A
 
 
 def test_the_process_has_the_callers_identity_and_nothing_else(spawner: Spawner, ask: Ask, tmp_path: Path) -> None:
-    pid = spawner.spawn(ask("describe", env={"PYTHONPATH": PATH, "MINE": "1"}, pgid=os.getpgrp()), [])
+    spawner.spawn(ask("describe", env={"PYTHONPATH": PATH, "MINE": "1"}, pgid=os.getpgrp()), [])
     assert ends(spawner)[0].status == 0
     found = json.loads((tmp_path / "out").read_text())
-    assert found["pid"] == pid
     assert (found["pgid"], found["sid"]) == (os.getpgrp(), os.getsid(0))
     assert found["cwd"] == str(tmp_path)
     assert found["environ"] == {**os.environ, "PYTHONPATH": PATH, "MINE": "1"}
@@ -205,12 +210,15 @@ def test_descriptors_arrive_and_go_no_further(spawner: Spawner, ask: Ask) -> Non
 def test_kill_reaches_a_process_and_never_a_stranger(
     stranger: subprocess.Popen[bytes], spawner: Spawner, ask: Ask, tmp_path: Path, number: int
 ) -> None:
-    pid = spawner.spawn(ask("sleep"), [])
+    sleeper = spawner.spawn(ask("sleep"), [])
     lines(tmp_path / "out", 1)
-    spawner.kill(pid, number)
-    assert ends(spawner) == [Exited(pid=pid, status=-number)]
+    pid = started(spawner, sleeper)
+    assert not gone(pid)
+    spawner.kill(sleeper, number)
+    assert ends(spawner) == [Exited(number=sleeper, status=-number)]
+    assert gone(pid)
     spawner.kill(stranger.pid, signal.SIGKILL)
-    spawner.kill(pid, signal.SIGKILL)
+    spawner.kill(sleeper, signal.SIGKILL)
     # Answered after the two: they have been looked at by then.
     spawner.spawn(ask("nothing"), [])
     ends(spawner)
@@ -219,39 +227,51 @@ def test_kill_reaches_a_process_and_never_a_stranger(
 
 def test_a_request_that_cannot_be_met_says_so(shared: RunningServer, ask: Ask, tmp_path: Path) -> None:
     with contextlib.closing(shared.connect()) as server:
-        pid = server.spawn(ask("nothing", pgid=1), [])
-        assert ends(server) == [Exited(pid=pid, status=1)], "the process cannot join a group of another session"
+        number = server.spawn(ask("nothing", pgid=1), [])
+        assert ends(server) == [Exited(number=number, status=1)], "the process cannot join a group of another session"
 
 
-def test_an_end_that_is_reported_during_a_spawn_is_news(spawner: Spawner, ask: Ask) -> None:
-    first = spawner.spawn(ask("nothing"), [])
-    assert select.select([spawner.fileno()], [], [], DEADLINE_S)[0]
-    second = spawner.spawn(ask("nothing"), [])
-    assert select.select([spawner.fileno()], [], [], 0)[0], "the first end came in while the second start was answered"
-    assert {exited.pid for exited in ends(spawner, 2)} == {first, second}
+def test_nothing_waits_for_a_server_that_is_busy(own: RunningServer, ask: Ask, tmp_path: Path) -> None:
+    with contextlib.closing(own.connect()) as server:
+        own.process.send_signal(signal.SIGSTOP)
+        large = {"PYTHONPATH": PATH, "LARGE": "x" * 100_000}
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            for _ in range(10):  # far more than a socket takes
+                server.spawn(ask("say", "MY_FD", env=large, fd_names=["MY_FD"]), [theirs.fileno()])
+        stopped = server.spawn(ask("sleep"), [])
+        server.kill(stopped, signal.SIGKILL)
+        assert server.poll() == [] and server.pid(stopped) == 0
+        own.process.send_signal(signal.SIGCONT)
+        found = {exited.number: exited.status for exited in ends(server, 11)}
+        assert found.pop(stopped) == -signal.SIGKILL
+        assert len(found) == 10
 
 
 def test_many_at_once(spawner: Spawner, ask: Ask) -> None:
     count = 20 if isinstance(spawner, ForkServer) else 5
     pids = [spawner.spawn(ask("leave", number), []) for number in range(count)]
-    assert {exited.pid: exited.status for exited in ends(spawner, count)} == dict(zip(pids, range(count), strict=True))
+    assert {exited.number: exited.status for exited in ends(spawner, count)} == dict(
+        zip(pids, range(count), strict=True)
+    )
 
 
 def test_descendants_end_with_their_worker(spawner: Spawner, ask: Ask, tmp_path: Path) -> None:
     worker = spawner.spawn(ask("family"), [])
     bystander = spawner.spawn(ask("sleep", stdout_path=str(tmp_path / "other")), [])
     family = [int(line) for line in lines(tmp_path / "out", 4) if line != "ready"]
+    bystanders_pid = started(spawner, bystander)
     assert len(family) == 3
     # Whoever looks for orphans does so when a process ends.
     another = spawner.spawn(ask("nothing"), [])
-    assert [exited.pid for exited in ends(spawner)] == [another]
+    assert [exited.number for exited in ends(spawner)] == [another]
     spawner.spawn(ask("nothing"), [])
     ends(spawner)
     assert not any(gone(pid) for pid in family), "nobody ends what belongs to a living worker"
     spawner.kill(worker, signal.SIGKILL)
-    assert ends(spawner) == [Exited(pid=worker, status=-signal.SIGKILL)]
+    assert ends(spawner) == [Exited(number=worker, status=-signal.SIGKILL)]
     until(lambda: spawner.poll() == [] and all(gone(pid) for pid in family))
-    assert not gone(bystander)
+    assert not gone(bystanders_pid)
 
 
 # --- the fork server alone ---------------------------------------------------------------------------------------------
@@ -288,9 +308,9 @@ def test_nonsense_costs_a_client_its_connection_and_nothing_else(shared: Running
 
 def test_a_client_that_leaves_takes_its_own_processes_with_it(shared: RunningServer, ask: Ask, tmp_path: Path) -> None:
     with contextlib.closing(shared.connect()) as stays:
-        kept = stays.spawn(ask("sleep", stdout_path=str(tmp_path / "kept")), [])
+        kept = started(stays, stays.spawn(ask("sleep", stdout_path=str(tmp_path / "kept")), []))
         leaves = shared.connect()
-        worker = leaves.spawn(ask("family"), [])
+        worker = started(leaves, leaves.spawn(ask("family"), []))
         family = [int(line) for line in lines(tmp_path / "out", 4) if line != "ready"]
         leaves.close()
         until(lambda: all(gone(pid) for pid in (worker, *family)))
@@ -301,7 +321,7 @@ def test_a_client_that_leaves_takes_its_own_processes_with_it(shared: RunningSer
 @pytest.mark.parametrize("how", ["end of input", "SIGTERM", "SIGKILL"])
 def test_nothing_outlives_the_server(own: RunningServer, ask: Ask, tmp_path: Path, how: str) -> None:
     with contextlib.closing(own.connect()) as server:
-        worker = server.spawn(ask("family"), [])
+        worker = started(server, server.spawn(ask("family"), []))
         family = [int(line) for line in lines(tmp_path / "out", 4) if line != "ready"]
         if how == "end of input":
             own.close()

@@ -54,6 +54,29 @@ def story() -> list[dict[str, Any]]:
     ]
 
 
+def test_a_hang_is_told_with_the_place_where_it_was() -> None:
+    stacks = (
+        'Thread 0x1 (most recent call first):\n  File "threading.py", line 324 in wait\n\n'
+        'Current thread 0x2 (most recent call first):\n  File "train.py", line 9 in load\n'
+        '  File "train.py", line 20 in main\n  File "a.py", line 1 in a\n  File "b.py", line 1 in b\n'
+    )
+    events = [
+        {"event": "all_paused", "generation": 1, "why": "all workers are busy outside of collectives"},
+        {"event": "hang_found", "generation": 1, "why": "slot 1 has not entered operation 4 of dp", "culprits": [1]},
+        {"event": "worker_stacks", "generation": 1, "slot": 1, "node": "a#1", "stacks": stacks},
+        {"event": "worker_lost", "generation": 1, "slot": 1, "node": "a#1", "status": -9, "detail": "hung: slot 1"},
+        {"event": "recovery_started", "generation": 2, "cause": "worker of slot 1 lost"},
+    ]
+    report = report_of(events)
+    assert report.pauses == 1
+    (recovery,) = report.recoveries
+    assert recovery.hangs == ["slot 1 has not entered operation 4 of dp"] and recovery.stacks == {"1": stacks}
+    text = as_text(report)
+    assert "  hung      slot 1 has not entered operation 4 of dp\n" in text
+    assert '  slot 1    File "train.py", line 9 in load\n' in text and "threading.py" not in text and "b.py" not in text
+    assert "1 recovery, 1 pause in which nobody advanced" in text
+
+
 def test_losses_that_are_answered_together_are_one_recovery() -> None:
     report = report_of(story())
     first, last = report.recoveries

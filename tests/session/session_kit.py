@@ -19,7 +19,7 @@ from hotswap.core import messages as m
 from hotswap.core.types import SourceKind
 from hotswap.node.spawn import ForkServer, SpawnRequest
 from hotswap.replication.memory import MemoryFile
-from hotswap.session.settings import LINK_FD, WorkerSettings
+from hotswap.session.settings import LINK_FD, STACKS_FD, WorkerSettings
 from hotswap.wire import worker_messages as w
 from hotswap.wire.channels import worker_codec
 from hotswap.wire.frames import FrameReader, FrameWriter
@@ -63,9 +63,12 @@ class ScriptedAgent:
         self.generation = 0
         self.free = 0
         self._forks = ForkServer.connect(server.path, server.token)
-        worker = replace(WorkerSettings(slot=0, world_size=1, link_fd=-1, trouble_s=20.0), **settings)
+        worker = replace(
+            WorkerSettings(slot=0, world_size=1, link_fd=-1, trouble_s=20.0, heartbeat_s=1000.0), **settings
+        )
         environment = worker.to_environment()
-        del environment[LINK_FD]
+        del environment[LINK_FD], environment[STACKS_FD]
+        self._stacks = os.memfd_create("stacks")
         request = SpawnRequest(
             target="hotswap.session.worker:main",
             args=[str(SCRIPT), how, str(directory / "log")],
@@ -73,10 +76,10 @@ class ScriptedAgent:
             cwd=str(directory),
             stdout_path=str(directory / "out"),
             stderr_path=str(directory / "err"),
-            fd_names=[LINK_FD],
+            fd_names=[LINK_FD, STACKS_FD],
         )
         with theirs:
-            self.pid = self._forks.spawn(request, [theirs.fileno()])
+            self._number = self._forks.spawn(request, [theirs.fileno(), self._stacks])
 
     # --- the link ----------------------------------------------------------------------------------------------------
 
@@ -194,6 +197,13 @@ class ScriptedAgent:
             assert time.monotonic() < end, f"no {what}: {self.log}\n{self.errors}"
             time.sleep(0.005)
 
+    def signal(self, number: int) -> None:
+        self._forks.kill(self._number, number)
+
+    @property
+    def stacks(self) -> str:
+        return os.pread(self._stacks, 1 << 20, 0).decode()
+
     @property
     def errors(self) -> str:
         path = self.directory / "err"
@@ -201,6 +211,7 @@ class ScriptedAgent:
 
     def close(self) -> None:
         self._forks.close()
+        os.close(self._stacks)
         self._sock.close()
         for file in self.memory:
             file.close()

@@ -12,6 +12,7 @@ from session_kit import Server, touch, worker
 from hotswap.core import messages as m
 from hotswap.core.types import SourceKind
 from hotswap.session.session import NOTICE_S
+from hotswap.session.settings import STACKS_SIGNAL
 from hotswap.wire import worker_messages as w
 
 STEPS = 4
@@ -50,6 +51,33 @@ def test_a_skipped_update_passes_the_gate_as_well(server: Server, tmp_path: Path
         it.wait_noted("attempt", 3)
         before, after = (line["digests"]["model"] for line in it.noted("attempt")[1:3])
         assert before == after
+
+
+def test_how_far_it_is_is_said_again_and_again(server: Server, tmp_path: Path) -> None:
+    with worker(server, tmp_path, heartbeat_s=0.02) as it:
+        it.start()
+        progress = it.hear(w.Progressed).progress
+        while progress.phase != "gate" or not progress.at:
+            progress = it.hear(w.Progressed).progress
+        assert (progress.step, progress.issued, progress.groups) == (0, 0, {}), "it is the only slot"
+        assert progress.at.endswith(" wait"), progress.at
+        it.ack(0)
+        it.snapshot(1)
+        while it.hear(w.Progressed).progress.step == 0:
+            pass
+
+
+def test_a_process_says_where_its_threads_are_when_it_is_asked(server: Server, tmp_path: Path) -> None:
+    with worker(server, tmp_path, "before update") as it:
+        it.start()
+        it.train(range(1))
+        it.ack(1)
+        it.wait_noted("spinning")
+        it.signal(STACKS_SIGNAL)
+        while "in spin" not in it.stacks:
+            time.sleep(0.005)
+        it.fence(2)
+        assert it.hear(w.Parked).generation == 2, "it goes on"
 
 
 def test_misuse_is_refused_with_a_reason(server: Server, tmp_path: Path) -> None:
@@ -336,5 +364,5 @@ def test_a_worker_can_be_asked_to_leave_at_any_time(server: Server, tmp_path: Pa
         it.train(range(1))
         it.ack(1)
         it.wait_noted("spinning")
-        it._forks.kill(it.pid, signal.SIGTERM)
+        it.signal(signal.SIGTERM)
         assert it.status() == -signal.SIGTERM

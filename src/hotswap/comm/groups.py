@@ -16,14 +16,15 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FakeProcessGroup, Store
 from torch.distributed import ProcessGroup
 
-from hotswap.comm import p2p
-from hotswap.comm.gloo import REBUILD, GlooAdapter
+from hotswap.comm import p2p, sockets
+from hotswap.comm.gloo import REBUILD, GlooAdapter, GlooLink
 from hotswap.comm.meeting import DeadlineMeeting
 from hotswap.comm.plug import Plug
 from hotswap.comm.port import AbortReport, Adapter, ConnectReport, GroupSpec, Link, Rendezvous
 from hotswap.comm.rouse import rouse
-from hotswap.comm.transports import Transports
+from hotswap.comm.transports import JoinedLink, Transports
 from hotswap.core.keep import GroupState
+from hotswap.core.progress import GroupProgress
 from hotswap.core.types import Generation, Slot
 from hotswap.errors import Fenced, PeerUnreachable, UsageError
 
@@ -240,6 +241,34 @@ class Groups:
             for key, link in self._links.items()
         }
 
+    def issued(self) -> tuple[int, int]:
+        """How many operations were started in all groups together, and how many in the gate's. From any thread."""
+        with self._lock:
+            links = dict(self._links)
+        return sum(map(_operations, links.values())), _operations(links[CONTROL_KEY]) if CONTROL_KEY in links else 0
+
+    def progress(self) -> dict[str, GroupProgress]:
+        """The same for each group whose members can be compared. From any thread.
+
+        Who sends to whom says nothing about how many operations a third member should have started.
+        """
+        groups = {item.spec.key: item.group for item in self._live()}
+        with self._lock:
+            links = {key: link for key, link in self._links.items() if key in groups and len(link.spec.members) > 1}
+        return {
+            key: GroupProgress(members=link.spec.members, issued=_operations(link))
+            for key, link in links.items()
+            if len(link.spec.members) == 2 or not p2p.used(groups[key])
+        }
+
+    def unanswered(self) -> bool:
+        """Whether some connection carries data that its other end's host does not acknowledge. From any thread."""
+        with self._lock:
+            links = list(self._links.values())
+        parts = [part for link in links for part in (link.parts if isinstance(link, JoinedLink) else (link,))]
+        found = {socket_id for part in parts if isinstance(part, GlooLink) for socket_id in part.socket_ids}
+        return any(map(sockets.is_unanswered, found))
+
     def detach(self, keep: frozenset[str] = frozenset()) -> None:
         """Turn all groups but those in *keep* into local no-ops, forget half-made operations, clear the stop flag."""
         recorded = self._live()
@@ -271,7 +300,7 @@ class Groups:
         """The groups that this slot is a member of and that were not destroyed, in the order of their creation."""
         by_name = {
             name: group
-            for group, name in dist.distributed_c10d._world.pg_names.items()
+            for group, name in list(dist.distributed_c10d._world.pg_names.items())
             if isinstance(group, ProcessGroup)
         }
         return [
@@ -325,6 +354,12 @@ def _detached_backend(rank: int, size: int) -> Any:
 
 def _detached(rank: int, size: int) -> dict[str, Any]:
     return dict.fromkeys(DEVICES, _detached_backend(rank, size))
+
+
+def _operations(link: Link) -> int:
+    """Of all transports together: their program is the same on all members, so this can be compared."""
+    parts = link.parts if isinstance(link, JoinedLink) else (link,)
+    return sum(part.issued() for part in parts)
 
 
 def _spec_of(options: Any) -> GroupSpec:

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 TCP_ESTABLISHED = 1
+RETRANSMISSIONS_MAX = 4
+"""So many in a row that nobody acknowledges take about three seconds."""
 SockAddr = tuple[str, int]
 
 
@@ -52,6 +54,17 @@ def is_established(socket_id: SocketId) -> bool:
             return False
         try:
             return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == TCP_ESTABLISHED
+        except OSError:
+            return False
+
+
+def is_unanswered(socket_id: SocketId) -> bool:
+    """Whether the peer's kernel has not acknowledged something for seconds: not a peer that is slow, but a network that is cut."""
+    with _borrowed(socket_id) as sock:
+        try:
+            return (
+                sock is not None and sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 3)[2] >= RETRANSMISSIONS_MAX
+            )
         except OSError:
             return False
 

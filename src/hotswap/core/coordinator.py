@@ -10,13 +10,14 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from hotswap.core import messages as m
-from hotswap.core.events import Disconnect, Effect, Event, FromNode, NodeGone, Record, StopAsked
+from hotswap.core import standstill
+from hotswap.core.events import Effect, Event, FromNode, NodeGone, Record, StopAsked
 from hotswap.core.history import History
 from hotswap.core.job import Job
 from hotswap.core.limits import Limits
 from hotswap.core.past import Past
 from hotswap.core.recovery import PHASE_NAMES
-from hotswap.core.transitions import KINDS, TRANSITIONS, Kind, Phase
+from hotswap.core.transitions import KINDS, TRAINS, TRANSITIONS, Kind, Phase
 from hotswap.core.types import Membership, NodeId, Role, node_order
 from hotswap.errors import EXIT_OK, EXIT_REQUEUE, EXIT_USER_ERROR
 
@@ -96,6 +97,8 @@ class Coordinator:
         due = [self._phase_deadline()]
         if self.job.trouble is not None and self.job.running:
             due.append(self.job.trouble[0])
+        if self.phase in TRAINS:
+            due.append(self.job.watch.deadline())
         silence = self.job.detector.deadline()
         if silence is not None:
             due.append(silence)
@@ -107,10 +110,8 @@ class Coordinator:
         """None: go on. Late news of an older generation is normal and has no effect. Otherwise why it is impossible."""
         if self.phase is Phase.STOPPED:
             return _LATE_NEWS
-        if isinstance(event, FromNode):
-            reason = self._refusal_of_node(event, kind)
-            if reason is not None:
-                return reason
+        if isinstance(event, FromNode) and (reason := self._refusal_of_node(event, kind)) is not None:
+            return reason
         return None if (self.phase, kind) in TRANSITIONS else f"cannot happen while {self.phase.value}"
 
     def _refusal_of_node(self, event: FromNode, kind: Kind) -> str | None:
@@ -148,6 +149,7 @@ class Coordinator:
         elif isinstance(event, StopAsked):
             self.job.stop(event.exit_code, event.reason)
         else:
+            self.job.excuse(event.overslept_s, now)
             self._on_tick(now)
 
     # --- nodes come ------------------------------------------------------------------------------------------------
@@ -273,7 +275,7 @@ class Coordinator:
     def _welcome_back(self, node: NodeId, message: m.Register, now: float) -> None:
         """A member has a new connection although the old one's end is no news yet: what was said meanwhile is lost."""
         same = message.generation == self.job.current.generation
-        if self.phase in (Phase.REDOING, Phase.TRAINING) and same and message.training and not message.lost:
+        if self.phase in TRAINS and same and message.training and not message.lost:
             self._catch_up(node, now)
         else:
             self.job.recover(f"{node} lost its connection", now, message.lost)
@@ -370,7 +372,7 @@ class Coordinator:
         if self.phase is Phase.RECOLLECTING:
             job.roster[node].finished.add(message.slot)
             return
-        if self.phase in (Phase.REDOING, Phase.TRAINING) or not job.started:
+        if self.phase in TRAINS or not job.started:
             job.finished.add(message.slot)
             self._end_if_finished()
         elif self._may_respawn(message.slot):
@@ -385,7 +387,9 @@ class Coordinator:
     def _on_heartbeat(self, node: NodeId, message: m.Heartbeat, now: float) -> None:
         if message.protected:
             self.job.protect()
-        if self.phase in (Phase.REDOING, Phase.TRAINING):
+        if self.phase in TRAINS:
+            for slot, progress in message.progress.items():
+                self.job.watch.saw(slot, progress, now)
             self._acknowledge(node, message.acked, now)
 
     def _acknowledge(self, node: NodeId, acked: dict[int, int], now: float) -> None:
@@ -434,12 +438,14 @@ class Coordinator:
         job = self.job
         silent = job.detector.silent(now)
         if silent:
-            job.out.extend(Disconnect(node=node, reason="silent") for node in silent)
+            job.miss(silent)
             self._lose(dict.fromkeys(silent, f"silent for {self.limits.detection_budget_s:g} s"), now)
         if job.running and job.trouble is not None and now >= job.trouble[0]:
-            job.recover(job.trouble[1], now)
+            job.recover(job.trouble[1], now, probe=True)
         elif self.phase is not Phase.STOPPED and now >= self._phase_deadline():
             self._on_phase_deadline(now)
+        elif self.phase in TRAINS:
+            standstill.look(job, now)
 
     def _phase_deadline(self) -> float:
         if self.phase is Phase.FORMING:
@@ -455,7 +461,7 @@ class Coordinator:
         if self.phase is Phase.RECOLLECTING:
             self._take_over(now)
         elif self.phase is Phase.WAITING:
-            self.job.stop(EXIT_REQUEUE, f"no spare and no new node within {limits.spare_wait_s:g} s")
+            self.job.end_wait(now)
         elif self.phase is not Phase.FORMING:
             self._on_laggards(frozenset(self.job.laggards()), now)
         elif self._complete_at is not None:
@@ -477,7 +483,7 @@ class Coordinator:
         if self.phase is not Phase.FENCING and guilty >= set(job.current.places):
             guilty = frozenset()
         if not guilty:
-            job.recover(f"{_names(late)} {reason}", now)
+            job.recover(f"{_names(late)} {reason}", now, probe=True)
             return
         missed = any(self._is_missed(node) for node in guilty)
         for node in sorted(guilty, key=node_order):

@@ -22,6 +22,10 @@ class SilenceDetector:
         """Stop watching *node*."""
         self._heard.pop(node, None)
 
+    def excuse(self, seconds: float, now: float) -> None:
+        """Nobody could be heard for so long: that silence is nobody's."""
+        self._heard = {node: min(now, when + seconds) for node, when in self._heard.items()}
+
     def silent(self, now: float) -> list[NodeId]:
         """Watched nodes whose budget is used up, longest silence first."""
         late = [(when, node) for node, when in self._heard.items() if now >= when + self.budget_s]

@@ -29,7 +29,12 @@ class NodeGone:
 
 @dataclass(frozen=True, kw_only=True)
 class Tick:
-    """Time has passed; deadlines may be due."""
+    """Time has passed; deadlines may be due.
+
+    ``overslept_s``: for so long this coordinator itself did not run. What was said meanwhile is not read yet.
+    """
+
+    overslept_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,13 +12,14 @@ from hotswap.core import messages as m
 from hotswap.core import placement, resume
 from hotswap.core.detector import SilenceDetector
 from hotswap.core.events import Disconnect, Effect, Exit, Fields, Record, Scalar, Send
+from hotswap.core.hang import HangWatch
 from hotswap.core.history import History
 from hotswap.core.limits import Limits
 from hotswap.core.past import Past
 from hotswap.core.recovery import PHASE_NAMES, Recovery
 from hotswap.core.roster import Roster
 from hotswap.core.shards import Shards
-from hotswap.core.transitions import RUNNING, Phase
+from hotswap.core.transitions import RUNNING, TRAINS, Phase
 from hotswap.core.types import Membership, NodeId, Role, Slot, Source, SourceKind, Step
 from hotswap.errors import EXIT_REQUEUE
 
@@ -42,6 +43,7 @@ class Job:
         self.newest_generation = past.generation
         self.roster = Roster(limits.width)
         self.detector = SilenceDetector(limits.detection_budget_s)
+        self.watch = HangWatch(limits)
         self.history = History()
         for generation, step in past.plans:
             self.history.planned(generation, step)
@@ -63,7 +65,9 @@ class Job:
         self.trouble: tuple[float, str] | None = None
         self.waiting: tuple[float, int] | None = None
         self.left: dict[int, NodeId] = {}
-        """Nodes that gave up their places to spares in this recovery, and so still have what the spares fetch from others."""
+        """Nodes that left their places in this recovery and still have what others may need: to spares, or by falling silent."""
+        self.missed: set[NodeId] = set()
+        """Those of them that have fallen silent."""
         self.built_at = 0.0
         self.out: list[Effect] = []
 
@@ -106,6 +110,8 @@ class Job:
     def enter(self, phase: Phase, now: float) -> None:
         """Change the phase; the event log tells the phases of a recovery."""
         self.leave(now)
+        if phase in TRAINS and self.phase not in TRAINS:
+            self.watch.begin(now)
         self.phase = phase
         if phase in PHASE_NAMES:
             self.record("phase_started", {"phase": PHASE_NAMES[phase]})
@@ -128,11 +134,17 @@ class Job:
         self.fence(frozenset(self.membership.slots), "start", now)
 
     def recover(
-        self, cause: str, now: float, lost: Collection[Slot] = (), back: Mapping[int, NodeId] | None = None
+        self,
+        cause: str,
+        now: float,
+        lost: Collection[Slot] = (),
+        back: Mapping[int, NodeId] | None = None,
+        *,
+        probe: bool = False,
     ) -> None:
         """Fence the generation and begin the next one, with spares in the places of lost nodes.
 
-        *back*: nodes that take their places again.
+        *back*: nodes that take their places again. *probe*: as nothing is known to be lost, ask who reaches whom.
         """
         if self.phase not in (Phase.FENCING, Phase.WAITING, Phase.RECOLLECTING):
             self.recoveries += 1
@@ -152,7 +164,7 @@ class Job:
         unheld = self._new_processes({*lost, *self.finished}) | moving
         self.leave(now)
         self._replace(fills)
-        self.fence(unheld, cause, now)
+        self.fence(unheld, cause, now, probe=probe)
         if missing := [position for position in dead if position not in fills]:
             self._wait(len(missing), now)
 
@@ -180,11 +192,11 @@ class Job:
             fields: Fields = {"node": node, "replaces": before.places[position], "position": position, "hot": hot}
             self.record("spare_promoted", fields)
 
-    def fence(self, lost: frozenset[Slot], cause: str, now: float) -> None:
+    def fence(self, lost: frozenset[Slot], cause: str, now: float, *, probe: bool = False) -> None:
         """Announce the newest membership: everything older is void from here on."""
         self.raised.clear()
         previous = self.recovery if self.phase in PHASE_NAMES else None
-        self.recovery = Recovery(cause=cause, started_at=now, phase_at=now, lost=lost)
+        self.recovery = Recovery(cause=cause, started_at=now, phase_at=now, lost=lost, probe=probe)
         if previous is not None:
             self.recovery.started_at, self.recovery.phases_ms = previous.started_at, previous.phases_ms
         self.trouble = None
@@ -204,6 +216,7 @@ class Job:
             lost=tuple(sorted(self.recovery.lost)) if self.recovery is not None else (),
             positions=self.roster.positions(node, self.current) if self.protected else (),
             valid_to=self.history.valid_to(self.roster[node].knows),
+            probe=self.recovery is not None and self.recovery.probe,
         )
 
     def _wait(self, missing: int, now: float) -> None:
@@ -229,6 +242,8 @@ class Job:
         """Plan once the answers suffice. Before anything is given up as lost, everyone is heard."""
         if any(node not in self.attempt.fenced for node in self.current.places):
             return
+        if self.attempt.probe and (self.unfenced() or self._part_with_cut_off(now)):
+            return
         ledger = self.attempt.ledger(self.current, self.peers)
         self.started = self.started or ledger.trained()
         for (slot, step, node), count in self.failures.items():
@@ -245,12 +260,45 @@ class Job:
             self.left.clear()
             self.recover("what spares were to fetch is nowhere: nodes take their places again", now, back=back)
             return
+        if choice is None and any(node not in self.roster for node in self.missed):
+            # Cut off, maybe together with everybody; gone only if nothing is heard of them for as long as for any node.
+            self._wait(len(self.missed), now)
+            return
         choice = choice or self._without_memory(self.attempt)
         if choice is None:
             self.stop(EXIT_REQUEUE, NO_STATE_LEFT)
             return
         self._announce(self.attempt, ledger, choice)
         self.enter(Phase.REBUILDING, now)
+
+    def _part_with_cut_off(self, now: float) -> bool:
+        """Give up nodes that others cannot reach, so that all that are left reach each other; whether a member is among them."""
+        unreachable = self.attempt.unreachable()
+        outcasts = placement.outcasts(unreachable, self.current.places)
+        for node in outcasts:
+            peers = [peer for peer in self.roster if node in unreachable[peer] or peer in unreachable[node]]
+            self.evict(node, f"cut off from {', '.join(peers)}")
+            unreachable.pop(node)
+        cut_off = [node for node in outcasts if node in self.current.places]
+        if cut_off:
+            self.recover(f"{', '.join(cut_off)} cannot be reached by other nodes", now)
+        return bool(cut_off)
+
+    def miss(self, silent: Collection[NodeId]) -> None:
+        """Members of which nothing is heard may only be cut off; what they hold is not lost yet."""
+        self.out.extend(Disconnect(node=node, reason="silent") for node in silent)
+        if self.started and self.membership is not None:
+            found = {p: node for p, node in enumerate(self.current.places) if node in silent and p not in self.left}
+            self.left.update(found)
+            self.missed.update(found.values())
+
+    def end_wait(self, now: float) -> None:
+        """Nobody came. What only silent nodes have is lost then; that nodes are missing ends the job."""
+        if all(node in self.roster for node in self.current.places):
+            self.missed.clear()
+            self.recover("nodes that are needed did not come back", now)
+        else:
+            self.stop(EXIT_REQUEUE, f"no spare and no new node within {self.limits.spare_wait_s:g} s")
 
     def _returnable(self) -> dict[int, NodeId]:
         """Nodes that have left their places in this recovery and can take them again."""
@@ -291,7 +339,7 @@ class Job:
         assert self.plan is not None, "restoring without a plan"
         node = self.plan.sources[slot].unique_from or self.current.node_of(slot)
         self.failures[slot, self.plan.resume_step, node] += 1
-        self.recover(f"slot {slot} could not be restored: {detail}", now)
+        self.recover(f"slot {slot} could not be restored: {detail}", now, probe=True)
 
     def _go_back_to(self, step: Step) -> None:
         if self.committed is not None and step < self.committed:
@@ -317,6 +365,7 @@ class Job:
         self.acked = dict.fromkeys(self.current.slots, step)
         self.started = True
         self.left.clear()
+        self.missed.clear()
         self.trained_with = self.current.places
         self.record("training_started", {"step": step})
         self.enter(Phase.REDOING, now)
@@ -331,6 +380,7 @@ class Job:
         if self.committed is not None and step <= self.committed:
             return
         self.committed = step
+        self.watch.committed(step, now)
         self.recoveries = 0
         self.respawns.clear()
         self.failures.clear()
@@ -372,6 +422,11 @@ class Job:
         for node in self.roster:
             self.send(node, m.Stop(exit_code=exit_code, reason=reason))
         self.out.append(Exit(exit_code=exit_code, reason=reason))
+
+    def excuse(self, seconds: float, now: float) -> None:
+        """This coordinator did not run for so long."""
+        self.detector.excuse(seconds, now)
+        self.watch.excuse(seconds, now)
 
     # --- deadlines -------------------------------------------------------------------------------------------------
 

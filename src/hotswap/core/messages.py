@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Union
 
 from hotswap.core.keep import GroupState
+from hotswap.core.progress import Progress
 from hotswap.core.types import Endpoint, Generation, Held, NodeId, Slot, Source, Step, WorkerState
 
 # --- agent to coordinator -------------------------------------------------------------------------------------------
@@ -52,11 +53,12 @@ class Register:
 class Heartbeat:
     """Still there. ``acked``: for each slot, the newest step whose snapshot is complete here and at its holder.
 
-    ``protected`` as in Register.
+    ``progress``: how far each worker of *generation* is. ``protected`` as in Register.
     """
 
     generation: Generation
     acked: dict[Slot, Step] = field(default_factory=dict)
+    progress: dict[Slot, Progress] = field(default_factory=dict)
     protected: bool = True
 
 
@@ -81,13 +83,17 @@ class WorkerTrouble:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeFenced:
-    """This node has left the old generation: its live workers are parked and nothing more of it can become valid."""
+    """This node has left the old generation: its live workers are parked and nothing more of it can become valid.
+
+    ``unreachable``: nodes to which no connection could be made, if the fence asked to try.
+    """
 
     generation: Generation
     held: tuple[Held, ...]
     workers: tuple[WorkerState, ...]
     groups: dict[Slot, dict[str, GroupState]] = field(default_factory=dict)
     checkpoint_step: Step | None = None
+    unreachable: tuple[NodeId, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,7 +220,16 @@ class WorkerEvidence:
     clues: tuple[Clue, ...]
 
 
-AsideMessage = Union[KvSet, KvGet, WorkerEvidence]
+@dataclass(frozen=True, kw_only=True)
+class WorkerStacks:
+    """Where the threads of a worker are that hangs; taken before it is ended. For the record."""
+
+    slot: Slot
+    generation: Generation
+    stacks: str
+
+
+AsideMessage = Union[KvSet, KvGet, WorkerEvidence, WorkerStacks]
 """From agents as well, but the coordinator's state machine never sees them: the rendezvous and the record."""
 
 
@@ -227,7 +242,8 @@ class Fence:
 
     ``lost``: slots whose process is new and holds nothing. ``positions``: for a spare, the positions to build workers for.
     ``valid_to``: the node has missed a plan and must drop all snapshots and replicas of later steps before it answers: they
-    belong to a future that was undone. None: it may keep everything.
+    belong to a future that was undone. None: it may keep everything. ``probe``: nobody knows why the last generation failed;
+    try to reach all other nodes before you answer.
     """
 
     generation: Generation
@@ -236,6 +252,7 @@ class Fence:
     lost: tuple[Slot, ...] = ()
     positions: tuple[int, ...] = ()
     valid_to: Step | None = None
+    probe: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,6 +275,15 @@ class Go:
     """Every slot is ready: train. A spare may free what it held for the nodes that do."""
 
     generation: Generation
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndHung:
+    """The worker of *slot* keeps others waiting: unless it advances again, take its stacks and end it."""
+
+    generation: Generation
+    slot: Slot
+    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,4 +311,4 @@ class Stop:
     reason: str
 
 
-ToAgent = Union[Fence, Plan, Go, CommitCheckpoint, KvValue, Stop]
+ToAgent = Union[Fence, Plan, Go, EndHung, CommitCheckpoint, KvValue, Stop]

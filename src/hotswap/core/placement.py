@@ -1,10 +1,10 @@
-"""Who keeps whose replica: the next node of the ring that does not fail together with the owner."""
+"""Which nodes go together: who keeps whose replica, and who cannot stay where others cannot reach it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from hotswap.core.types import Membership, NodeId, Slot
+from hotswap.core.types import Membership, NodeId, Slot, node_order
 
 
 def holder_of(
@@ -34,6 +34,24 @@ def holders(membership: Membership, domains: Mapping[NodeId, str], others: Seque
         if holder is not None:
             chosen.update(dict.fromkeys(membership.slots_at(position), holder))
     return chosen
+
+
+def outcasts(unreachable: Mapping[NodeId, Collection[NodeId]], members: Collection[NodeId]) -> list[NodeId]:
+    """Nodes without which all others reach each other: first who is cut off from most, of equals a spare, the later one.
+
+    *unreachable*: for each node, to whom it could not connect. A way that is closed in one direction is closed.
+    """
+    left, found = set(unreachable), []
+    while left:
+        cut = {
+            node: sum(peer in unreachable[node] or node in unreachable[peer] for peer in left - {node}) for node in left
+        }
+        worst = max(left, key=lambda node: (cut[node], node not in members, node_order(node)))
+        if not cut[worst]:
+            break
+        found.append(worst)
+        left.remove(worst)
+    return found
 
 
 def _domain(node: NodeId, domains: Mapping[NodeId, str]) -> str:

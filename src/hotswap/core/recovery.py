@@ -23,12 +23,16 @@ PHASE_NAMES = {
 
 @dataclass(kw_only=True)
 class Recovery:
-    """``lost``: slots whose process is new and holds nothing. ``started_at`` is when the first attempt began, in seconds."""
+    """``lost``: slots whose process is new and holds nothing. ``started_at`` is when the first attempt began, in seconds.
+
+    ``probe``: no loss explains the end of the last generation; the network may.
+    """
 
     cause: str
     started_at: float
     phase_at: float
     lost: frozenset[Slot]
+    probe: bool = False
     fenced: dict[NodeId, m.NodeFenced] = field(default_factory=dict)
     connected: set[Slot] = field(default_factory=set)
     ready: set[Slot] = field(default_factory=set)
@@ -46,6 +50,10 @@ class Recovery:
     def total_ms(self, now: float) -> float:
         """From the first sign of the loss, in milliseconds."""
         return round(1000 * (now - self.started_at), 3)
+
+    def unreachable(self) -> dict[NodeId, tuple[NodeId, ...]]:
+        """Whom each node could not reach."""
+        return {node: report.unreachable for node, report in self.fenced.items()}
 
     def ledger(self, membership: Membership, peers: Mapping[Slot, tuple[Slot, ...]]) -> resume.Ledger:
         """Who holds what. What a node says of a slot that it doesn't have in this generation is not about this job's state."""

@@ -52,6 +52,8 @@ P, K = Phase, Kind
 
 RUNNING = (P.FENCING, P.WAITING, P.REBUILDING, P.RESTORING, P.REDOING, P.TRAINING)
 """The phases in which there is a membership that this coordinator answers for."""
+TRAINS = (P.REDOING, P.TRAINING)
+"""The phases in which steps are made."""
 _AFTER_LOSS = (P.FENCING, P.WAITING, P.STOPPED)
 
 
@@ -83,7 +85,7 @@ def _table() -> dict[tuple[Phase, Kind], frozenset[Phase]]:
     allow((P.REBUILDING, P.RESTORING), (K.RESTORE_FAILED,), *_AFTER_LOSS)
     # A recovery. A spare's answer to the fence may come later, and its loss may be all that the plan still waits for.
     allow(RUNNING, (K.FENCED,))
-    allow((P.FENCING,), (K.FENCED, K.GONE, K.TICK), P.REBUILDING, P.STOPPED)
+    allow((P.FENCING,), (K.FENCED, K.GONE, K.TICK), P.REBUILDING, P.WAITING, P.STOPPED)
     allow((P.REBUILDING,), (K.CONNECTED,), P.RESTORING)
     allow((P.REBUILDING,), (K.READY,))
     allow((P.RESTORING,), (K.READY,), P.REDOING)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import signal
 import sys
@@ -15,6 +14,7 @@ from torch.distributed.elastic.multiprocessing import Std
 from torch.distributed.run import determine_local_world_size, get_args_parser, parse_min_max_nnodes
 
 from hotswap.errors import UsageError
+from hotswap.launch import deadlines
 from hotswap.launch.console import Console
 from hotswap.launch.options import DEFAULT_RESPAWNS, Options
 from hotswap.launch.place import checked_name
@@ -62,12 +62,7 @@ def parser() -> argparse.ArgumentParser:
     made.description = "Run a training script so that lost nodes are replaced while it runs. Takes torchrun's flags."
     made.set_defaults(max_restarts=DEFAULT_RESPAWNS)
     group = made.add_argument_group("hotswap")
-    group.add_argument(
-        "--detection-budget-s",
-        type=float,
-        default=5.0,
-        help="longest silence of a live node (s); all other deadlines follow from it",
-    )
+    deadlines.add_flags(group)
     group.add_argument(
         "--spare-wait-s", type=float, default=60.0, help="how long a job without a spare waits for a node (s)"
     )
@@ -154,7 +149,7 @@ def parse(argv: list[str]) -> Options:
         join_s=_join_timeout(args.rdzv_conf),
         stop_s=_stop_timeout(args),
         signals=_signals(getattr(args, "signals_to_handle", None)),
-        detection_budget_s=args.detection_budget_s,
+        timing=deadlines.timing_of(args),
         spare_wait_s=args.spare_wait_s,
         spare_first=args.worker_loss == "spare" or (args.worker_loss == "auto" and bool(gpus.visible())),
         preload=None if args.no_preload else tuple(name for name in args.preload.split(",") if name),
@@ -217,10 +212,6 @@ def _width(text: str) -> int:
 
 def _require_positive(args: argparse.Namespace) -> None:
     # Written so that NaN fails too.
-    if not 0.5 <= args.detection_budget_s < math.inf:
-        raise UsageError(
-            f"--detection-budget-s {args.detection_budget_s:g}: under 0.5 s every pause of a scheduler costs a node"
-        )
     for name, least in (("spare_positions", 0), ("max_restarts", 0), ("spare_wait_s", 0), ("transfer_streams", 0)):
         if not getattr(args, name) >= least:
             raise UsageError(f"--{name.replace('_', '-')} {getattr(args, name)}: must be {least} or more")

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hotswap.config import AgentConfig, CoordinatorConfig, Timing
+from hotswap.config import AgentConfig, CoordinatorConfig
 from hotswap.errors import EXIT_REQUEUE, HotswapError, UsageError
 from hotswap.launch import admission
 from hotswap.launch import place as places
@@ -56,7 +56,6 @@ class Job:
         self.directory = (root / self.job_id).resolve()
         self.events = self.directory / "events.jsonl"
         self._token = options.token or secrets.token_hex(32)
-        self._timing = Timing(detection_budget_s=options.detection_budget_s)
         self._port = self.place.coordinator_port
         self._coordinator: Child | None = None
         self._fork_server = fork_server
@@ -158,7 +157,7 @@ class Job:
             nodes_active=options.nodes_active,
             nodes_max=options.nodes_max,
             nproc_per_node=options.nproc_per_node,
-            timing=self._timing,
+            timing=options.timing,
             respawns_max=options.respawns_max,
             spare_wait_s=options.spare_wait_s,
             spare_first=options.spare_first,
@@ -195,7 +194,7 @@ class Job:
             log_dir=str(self.directory),
             fork_server=server or None,
             fork_server_token=server_token,
-            timing=self._timing,
+            timing=options.timing,
             spare_positions=options.spare_positions,
             transfer_streams=options.transfer_streams or streams_for(options.nproc_per_node * len(place.names)),
             checkpoint_dir=options.checkpoint_dir or None,
@@ -264,14 +263,12 @@ class Job:
         status = child.code
         # A stand-alone job has only the nodes it was started with.
         deserted = self.options.standalone and all(agent.code is not None for agent in self._agents)
-        if status is None and not deserted:
-            return None
         # Agents that were told to stop may be gone before the coordinator has said how the job ended.
-        last = child.hear(LAST_WORDS_S if status is None else 0)
+        last = _hear(child, LAST_WORDS_S if deserted and status is None else 0)
         if last is not None and "exit_code" in last:
             return int(last["exit_code"])
         if status is None:
-            return EXIT_REQUEUE
+            return EXIT_REQUEUE if deserted else None
         self._restarts += 1
         if self._restarts > COORDINATOR_RESTARTS_MAX:
             raise HotswapError(
@@ -294,7 +291,7 @@ class Job:
         """Agents leave by themselves when they are told to stop; whoever does not is ended by ``__exit__``."""
         patience_s = self.options.stop_s
         if patience_s is None:
-            patience_s = 2 * self._timing.detection_budget_s
+            patience_s = 2 * self.options.timing.detection_budget_s
         deadline = time.monotonic() + patience_s
         while any(agent.code is None for agent in self._agents) and not self._waker.hurry:
             left = deadline - time.monotonic()
@@ -309,6 +306,13 @@ class Job:
             child.signal(signal.SIGTERM)
         self._wait_for_agents()
         return 128 + number
+
+
+def _hear(coordinator: Child, timeout_s: float) -> dict[str, Any] | None:
+    """Its next word that is not just for people."""
+    while (said := coordinator.hear(timeout_s)) is not None and "warning" in said:
+        print(f"hotswap: {said['warning']}", file=sys.stderr, flush=True)
+    return said
 
 
 def start_fork_server(*modules: str) -> Child:

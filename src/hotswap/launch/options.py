@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass, field
 
+from hotswap.config import Timing
 from hotswap.launch.console import Console
 
 DEFAULT_RESPAWNS = 3
@@ -36,7 +37,7 @@ class Options:
     join_s: float = 600.0
     stop_s: float | None = None
     signals: tuple[signal.Signals, ...] = DEFAULT_SIGNALS
-    detection_budget_s: float = 5.0
+    timing: Timing = field(default_factory=Timing)
     spare_wait_s: float = 60.0
     spare_first: bool = False
     preload: tuple[str, ...] | None = ("torch",)

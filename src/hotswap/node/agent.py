@@ -10,7 +10,6 @@ import logging
 import os
 import signal
 import sys
-from dataclasses import replace
 from typing import Any, NoReturn
 
 import msgspec
@@ -20,8 +19,12 @@ from hotswap.core import messages as m
 from hotswap.core.types import Generation, NodeId, Slot, Step, node_id
 from hotswap.errors import EXIT_REQUEUE, EXIT_USAGE, AuthError, HotswapError
 from hotswap.node.control import ControlChannel
+from hotswap.node.forward import forwarded
+from hotswap.node.hung import HungWorkers
+from hotswap.node.loading import grant, load
 from hotswap.node.memory_keeper import MemoryKeeper
 from hotswap.node.process import die_with_parent, run_and_leave, set_up_logging
+from hotswap.node.reach import unreachable
 from hotswap.node.relay import RendezvousRelay
 from hotswap.node.witness import LastWords, Witness
 from hotswap.node.worker_process import WorkerProcess
@@ -55,12 +58,14 @@ class Agent:
         self._lost: set[Slot] = set()
         self._finished: set[Slot] = set()
         self._fence_answered = False
+        self._unreachable: tuple[NodeId, ...] | None = None
         self._spare_respawns = 0
         self._park_timer: asyncio.TimerHandle | None = None
         self._fence: m.Fence | None = None
         self._restored: dict[Slot, Step] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._last_words = LastWords(Witness(node), self.control.send)
+        self._hung = HungWorkers(self.pool, self.control.send)
         self._exit: asyncio.Future[int] | None = None
 
     async def run(self) -> int:
@@ -72,6 +77,7 @@ class Agent:
         self.memory.start()
         try:
             await self.pool.start()
+            await self.memory.find_checkpoint()
             self._spawn_task(self.control.run())
             self._spawn_task(self._beat())
             code = await self._exit
@@ -119,35 +125,44 @@ class Agent:
             places=self.places,
             planned=self.plan is not None,
             training=self.training,
-            built=tuple(
-                self._built(worker) for worker in self.workers.values() if worker.built is not None and worker.alive
-            ),
+            built=tuple(x.as_built(x.built) for x in self.workers.values() if x.built is not None and x.alive),
             acked=dict(self.memory.acked),
             lost=tuple(sorted(self._lost)),
             finished=tuple(sorted(self._finished)),
-            checkpoint_step=self.memory.checkpoint_step(),
+            checkpoint_step=self.memory.checkpoint_step,
             protected=self._protected,
         )
 
     async def _beat(self) -> None:
+        heartbeat_s, loop = self.config.timing.heartbeat_s, asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(self.config.timing.heartbeat_s)
+            began = loop.time()
+            await asyncio.sleep(heartbeat_s)
+            late_s = loop.time() - began - heartbeat_s
+            if late_s > heartbeat_s:
+                log.warning("this agent did not get to run for %.1f s", late_s)
             self._heartbeat()
             self._require_coordinator()
             self.pool.end_stopped()
 
     def _require_coordinator(self) -> None:
-        """Training needs no coordinator, but workers that wait for one must not wait for ever."""
-        alone_s = self.control.alone_s
-        if alone_s > self.config.timing.coordinator_s and not self.training:
-            log.error(
-                "no coordinator for %.0f s while workers wait for one; giving up, the job can be requeued", alone_s
-            )
+        """Training needs no coordinator, but workers that wait for one, or for peers, must not wait for ever."""
+        now = asyncio.get_running_loop().time()
+        moved_at = max((worker.moved_at for worker in self.workers.values() if self.training), default=0.0)
+        lost_s = min(self.control.alone_s, now - moved_at)
+        if lost_s > self.config.timing.coordinator_s:
+            log.error("no coordinator and no progress for %.0f s; giving up, the job can be requeued", lost_s)
             self._leave(EXIT_REQUEUE)
 
     def _heartbeat(self) -> None:
-        acked = dict(self.memory.acked)
-        self.control.send(m.Heartbeat(generation=self.generation, acked=acked, protected=self._protected))
+        now = asyncio.get_running_loop().time()
+        progress = {
+            slot: said for slot, worker in self.workers.items() if (said := worker.progress(self.generation, now))
+        }
+        beat = m.Heartbeat(
+            generation=self.generation, acked=dict(self.memory.acked), progress=progress, protected=self._protected
+        )
+        self.control.send(beat)
 
     def _on_coordinator_message(self, message: Any) -> None:
         if isinstance(message, m.Fence):
@@ -156,6 +171,8 @@ class Agent:
             self._on_plan(message)
         elif isinstance(message, m.Go):
             self._on_go(message)
+        elif isinstance(message, m.EndHung):
+            self._on_end_hung(message)
         elif isinstance(message, m.KvValue):
             self.rendezvous.publish(message.generation, message.key, message.value)
         elif isinstance(message, m.CommitCheckpoint):
@@ -188,7 +205,7 @@ class Agent:
     def _accept(self, fence: m.Fence) -> None:
         """Leave the old generation: from here on nothing of it can become valid on this node."""
         self.generation, self.places = fence.generation, fence.places
-        self.training, self.plan, self._fence_answered = False, None, False
+        self.training, self.plan, self._fence_answered, self._unreachable = False, None, False, None
         self._restored.clear()
         self._lost.clear()
         if self._protected:
@@ -200,6 +217,17 @@ class Agent:
             worker.link.send(fence)
         self._staff(fence)
         self._arm_park_timer()
+        self._spawn_task(self._look_around(fence))
+
+    async def _look_around(self, fence: m.Fence) -> None:
+        """What belongs to the answer and may take its time: which checkpoint there is, and whom this node reaches."""
+        others = {node: endpoint for node, endpoint in fence.endpoints.items() if node != self.node and fence.probe}
+        cut_off, _ = await asyncio.gather(
+            unreachable(others, self.config.timing.connect_s), self.memory.find_checkpoint()
+        )
+        if fence.generation == self.generation:
+            self._unreachable = cut_off
+            self._answer_fence()
 
     def _staff(self, fence: m.Fence) -> None:
         """Have exactly the workers that *fence* asks for. Without protection, one that has finished is not run again."""
@@ -259,7 +287,7 @@ class Agent:
         return [worker for worker in self.workers.values() if worker.built is not None and worker.parked is None]
 
     def _answer_fence(self) -> None:
-        if self._unparked():
+        if self._unparked() or self._unreachable is None:
             return
         self._fence_answered = True
         states = [state for worker in self.workers.values() if worker.alive and (state := worker.state()) is not None]
@@ -274,7 +302,8 @@ class Agent:
                 held=self.memory.inventory(),
                 workers=tuple(states),
                 groups=groups,
-                checkpoint_step=self.memory.checkpoint_step(),
+                checkpoint_step=self.memory.checkpoint_step,
+                unreachable=self._unreachable,
             )
         )
         for slot in sorted(self._finished):
@@ -301,31 +330,11 @@ class Agent:
             return
         if plan.generation != self.generation or not worker.alive:
             return
-        if located is not None and worker.granted != self.memory.buffers(worker.slot):
-            self._grant(worker)
-        load = w.Load(
-            generation=plan.generation, resume_step=plan.resume_step, source=source.kind, keep=plan.keep, free=0
-        )
-        if located is not None:
-            load = replace(
-                load,
-                free=self.memory.free(worker.slot),
-                buffer=located.buffer,
-                shared_nbytes=located.shared_nbytes,
-                unique_nbytes=located.unique_nbytes,
-            )
-        elif worker.granted:
-            load = replace(load, free=self.memory.free(worker.slot))
-        worker.link.send(load)
+        load(worker, self.memory, plan, located)
 
     def _restore_failed(self, slot: Slot, generation: Generation, detail: str) -> None:
         if generation == self.generation:
             self.control.send(m.RestoreFailed(slot=slot, generation=generation, detail=detail))
-
-    def _grant(self, worker: WorkerProcess) -> None:
-        worker.granted = files = self.memory.buffers(worker.slot)
-        granted = w.Granted(nbytes=files[0].nbytes, buffers=len(files), free=self.memory.free(worker.slot))
-        worker.link.send(granted, fds=[file.fd for file in files])
 
     def _on_go(self, go: m.Go) -> None:
         if go.generation != self.generation:
@@ -337,6 +346,11 @@ class Agent:
         for worker in self.workers.values() if self.active else ():
             worker.link.send(go)
 
+    def _on_end_hung(self, message: m.EndHung) -> None:
+        worker = self.workers.get(message.slot)
+        if message.generation == self.generation and worker is not None:
+            self._spawn_task(self._hung.end(worker, message))
+
     # --- workers ---------------------------------------------------------------------------------------------------
 
     def _on_worker_message(self, worker: WorkerProcess, message: Any) -> None:
@@ -347,10 +361,10 @@ class Agent:
             self._on_joined()
         elif isinstance(message, w.Built):
             worker.built = message
-            self.control.send(self._built(worker))
+            self.control.send(worker.as_built(message))
         elif isinstance(message, w.Reserve):
             self.memory.reserve(slot, message.nbytes, message.buffers)
-            self._grant(worker)
+            grant(worker, self.memory)
         elif isinstance(message, w.SnapshotBegin):
             self.memory.snapshot_begin(slot, message.buffer)
         elif isinstance(message, w.SnapshotDone):
@@ -359,25 +373,10 @@ class Agent:
                 self.memory.make_durable(slot, message.step, self.pool.call)
         elif isinstance(message, w.Parked):
             self._on_parked(worker, message)
-        elif isinstance(message, w.Connected):
-            self._forward(message.generation, m.WorkerConnected(slot=slot, generation=message.generation))
         elif isinstance(message, w.Restored):
             self._on_restored(worker, message)
-        elif isinstance(message, w.Trouble):
-            self._forward(
-                message.generation, m.WorkerTrouble(slot=slot, generation=message.generation, detail=message.detail)
-            )
-        elif isinstance(message, w.Raised):
-            self._forward(
-                message.generation, m.WorkerRaised(slot=slot, generation=message.generation, error=message.error)
-            )
-        elif isinstance(message, w.Paced):
-            self._forward(
-                message.generation,
-                m.SnapshotsPaced(
-                    slot=slot, generation=message.generation, step=message.step, interval=message.interval
-                ),
-            )
+        elif isinstance(message, w.Progressed):
+            worker.note(message, asyncio.get_running_loop().time())
         elif isinstance(message, w.Failed):
             worker.detail = message.detail
             if message.restore:
@@ -386,19 +385,14 @@ class Agent:
             self.rendezvous.set(message)
         elif isinstance(message, m.KvGet):
             self.rendezvous.get(slot, message)
+        elif (news := forwarded(slot, message)) is not None:
+            self._forward(message.generation, news)
 
     def _on_joined(self) -> None:
         """The script uses hotswap: news that the coordinator and the spares are waiting for."""
         if not self._protected:
             self._protected = True
             self._heartbeat()
-
-    def _built(self, worker: WorkerProcess) -> m.WorkerBuilt:
-        assert worker.built is not None
-        built = worker.built
-        return m.WorkerBuilt(
-            slot=worker.slot, generation=worker.fenced, shape=built.shape, peers=built.peers, rehearsed=built.rehearsed
-        )
 
     def _forward(self, generation: Generation, message: Any) -> None:
         if generation == self.generation:
@@ -429,6 +423,7 @@ class Agent:
         worker = self.workers.get(slot)
         if generation != self.generation or worker is None:
             return
+        worker.moved_at = asyncio.get_running_loop().time()
         worker.link.send(w.Acked(generation=generation, step=step, free=free))
         self._ready_if(slot)
         if self.training and self.memory.all_acked(step, self.workers):

@@ -38,6 +38,8 @@ from hotswap.wire.links import AsyncLink
 log = logging.getLogger("hotswap.coordinator")
 FLUSH_S = 2.0
 ACCEPT_PAUSE_S = 0.1
+WARNINGS = {"all_paused": "nobody advances", "hang_found": "training hangs"}
+"""Events that somebody who watches should see at once; ``why`` says the rest."""
 
 
 class CoordinatorServer:
@@ -54,6 +56,7 @@ class CoordinatorServer:
         self.inquiry = Inquiry(self.events.write, Path(config.node_history) if config.node_history else None)
         self._done: asyncio.Future[int] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._awake_at = time.monotonic()
         self._serving: set[asyncio.Task[None]] = set()
         self._leaving: set[asyncio.Task[None]] = set()
 
@@ -65,9 +68,13 @@ class CoordinatorServer:
             loop.add_signal_handler(number, self._asked_to_stop, number)
         listener = socket.create_server((self.config.host, self.config.port), backlog=1024)
         listener.setblocking(False)
-        self.events.write("coordinator_started", {"restarted": self.config.restarted, "pid": os.getpid()})
+        deadlines_s = {name: seconds for name, seconds, _ in self.config.timing.table()}
+        log.info("deadlines, s: %s", ", ".join(f"{name} {seconds:g}" for name, seconds in deadlines_s.items()))
+        started = {"restarted": self.config.restarted, "pid": os.getpid(), "deadlines_s": deadlines_s}
+        self.events.write("coordinator_started", started)
         print(json.dumps({"port": listener.getsockname()[1]}), flush=True)
         accepting = self._start(self._accept(listener), self._serving)
+        pulse = self._start(self._pulse(), self._serving)
         self._set_timer()
         try:
             code = await self._done
@@ -75,6 +82,7 @@ class CoordinatorServer:
             return code
         finally:
             accepting.cancel()
+            pulse.cancel()
             listener.close()
             # The other tasks own the links: they end with the loop, after the last words.
             await asyncio.gather(*(link.flush(FLUSH_S) for link in self.links.values()), *self._leaving)
@@ -160,6 +168,9 @@ class CoordinatorServer:
                 self._answer(node, message.generation, message.key, value)
         elif isinstance(message, m.WorkerEvidence):
             self.inquiry.hear(node, message)
+        elif isinstance(message, m.WorkerStacks):
+            fields = {"generation": message.generation, "slot": message.slot, "node": node, "stacks": message.stacks}
+            self.events.write("worker_stacks", fields)
         elif self.links.get(node) is link:
             self._handle(FromNode(node=node, message=message))
 
@@ -177,6 +188,9 @@ class CoordinatorServer:
             if isinstance(effect, Record):
                 self.events.write(effect.event, effect.fields)
                 self.inquiry.saw(effect.event, effect.fields)
+                if effect.event in WARNINGS:
+                    # One line for the launcher's console.
+                    print(json.dumps({"warning": f"{WARNINGS[effect.event]}: {effect.fields['why']}"}), flush=True)
         for effect in effects:
             if isinstance(effect, Send):
                 if effect.node in self.links:
@@ -205,9 +219,26 @@ class CoordinatorServer:
         if delay != float("inf"):
             self._timer = asyncio.get_running_loop().call_later(max(delay, 0.0) + 0.001, self._tick)
 
+    async def _pulse(self) -> None:
+        """Notice when this process did not get to run: others were not silent then, it was deaf."""
+        while True:
+            await asyncio.sleep(self.config.timing.heartbeat_s)
+            overslept_s = self._overslept()
+            if overslept_s:
+                self._handle(Tick(overslept_s=overslept_s))
+
+    def _overslept(self) -> float:
+        """How much later than it should have been somebody looked here last; 0 for what a busy machine does."""
+        now, heartbeat_s = time.monotonic(), self.config.timing.heartbeat_s
+        late_s, self._awake_at = now - self._awake_at - heartbeat_s, now
+        if late_s <= heartbeat_s:
+            return 0.0
+        log.warning("this process did not run for %.1f s", late_s)
+        return late_s
+
     def _tick(self) -> None:
         try:
-            self._handle(Tick())
+            self._handle(Tick(overslept_s=self._overslept()))
         except Exception as error:
             log.exception("a deadline could not be handled")
             if self._done is not None and not self._done.done():
@@ -227,9 +258,13 @@ def limits_of(config: CoordinatorConfig) -> Limits:
         width=config.nproc_per_node,
         detection_budget_s=config.timing.detection_budget_s,
         phase_s=config.timing.phase_s,
-        trouble_grace_s=min(1.0, config.timing.detection_budget_s / 5),
+        trouble_grace_s=config.timing.trouble_grace_s,
         join_s=config.join_s,
         build_s=config.join_s,
+        hang_s=config.timing.hang_s,
+        hang_floor_s=config.timing.hang_floor_s,
+        hang_ceiling_s=config.timing.hang_ceiling_s,
+        pause_s=config.timing.pause_s,
         spare_wait_s=config.spare_wait_s,
         respawns_max=config.respawns_max,
         spare_first=config.spare_first,

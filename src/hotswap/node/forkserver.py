@@ -44,7 +44,8 @@ class _Client:
     trusted: bool = False
     buffer: bytes = b""
     fds: list[int] = field(default_factory=list)
-    children: set[int] = field(default_factory=set)
+    children: dict[int, int] = field(default_factory=dict)
+    """Pids of living processes, by the numbers that the client gave them."""
 
 
 class Server:
@@ -65,7 +66,7 @@ class Server:
             os.umask(mask)
         self._listener.listen(128)
         self._clients: dict[int, _Client] = {}
-        self._owner: dict[int, _Client] = {}
+        self._owner: dict[int, tuple[_Client, int]] = {}
         self._asked_to_leave = False
         self._wake_in, self._wake_out = socket.socketpair()
         for end in (self._wake_in, self._wake_out):
@@ -149,22 +150,22 @@ class Server:
         if "kill" in message:
             # Only what is not reaped yet: its pid cannot have passed to another process.
             if message["kill"] in client.children:
-                os.kill(message["kill"], message["signal"])
+                os.kill(client.children[message["kill"]], message["signal"])
             return True
-        count = len(message["fd_names"])
+        number, count = int(message["number"]), len(message["fd_names"])
         if len(client.fds) < count:
             return False
         fds, client.fds = client.fds[:count], client.fds[count:]
         try:
             pid = self._fork(message, fds)
         except OSError as error:
-            return self._say(client, {"error": str(error)})
+            return self._say(client, {"number": number, "status": 1, "error": str(error)})
         finally:
             for fd in fds:
                 os.close(fd)
-        client.children.add(pid)
-        self._owner[pid] = client
-        return self._say(client, {"pid": pid})
+        client.children[number] = pid
+        self._owner[pid] = client, number
+        return self._say(client, {"number": number, "pid": pid})
 
     def _trusts(self, client: _Client, token: str) -> bool:
         credentials = client.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
@@ -186,7 +187,7 @@ class Server:
         client.sock.close()
         for fd in client.fds:
             os.close(fd)
-        for pid in client.children:
+        for pid in client.children.values():
             del self._owner[pid]
             os.kill(pid, signal.SIGKILL)
 
@@ -239,10 +240,10 @@ class Server:
         return True
 
     def _report(self, pid: int, status: int) -> None:
-        owner = self._owner.pop(pid, None)
-        if owner is not None:
-            owner.children.discard(pid)
-            self._say(owner, {"exited": pid, "status": os.waitstatus_to_exitcode(status)})
+        if pid in self._owner:
+            owner, number = self._owner.pop(pid)
+            del owner.children[number]
+            self._say(owner, {"number": number, "status": os.waitstatus_to_exitcode(status)})
 
 
 @contextlib.contextmanager

@@ -53,11 +53,16 @@ class MemoryKeeper:
         self._on_committed = on_committed
         self.vault = Vault(where=f"in the memory of {node}")
         self.acked: dict[Slot, Step] = {}
+        self.checkpoint_step: Step | None = None
+        """The newest durable checkpoint that ``find_checkpoint`` has found."""
+        self._looking: asyncio.Task[Step | None] | None = None
         self.endpoints: dict[NodeId, Endpoint] = {}
         self._generation: Generation = 0
         self._holders: dict[Slot, NodeId] = {}
         self._server: TransferServer | None = None
-        self._client = TransferClient(token=config.token, streams=config.transfer_streams)
+        self._client = TransferClient(
+            token=config.token, streams=config.transfer_streams, connect_s=config.timing.connect_s
+        )
         self._pushing: set[tuple[Slot, Step, Generation]] = set()
         self._threads = ThreadPoolExecutor(max_workers=THREADS_MAX, thread_name_prefix="hotswap-transfer")
         self._tasks: set[asyncio.Task[None]] = set()
@@ -323,11 +328,20 @@ class MemoryKeeper:
             self.vault.unpin(slot, step)
             log.warning("the writer of a durable checkpoint could not be started: %s", error)
 
-    def checkpoint_step(self) -> Step | None:
-        """The newest durable checkpoint that counts."""
+    async def find_checkpoint(self) -> None:
+        """Look which durable checkpoint is the newest that counts; storage that does not answer has none to offer."""
         if not self._config.checkpoint_dir:
-            return None
-        return durable_index.latest(Path(self._config.checkpoint_dir))
+            return
+        if self._looking is None:
+            look = asyncio.to_thread(durable_index.latest, Path(self._config.checkpoint_dir))
+            self._looking = asyncio.get_running_loop().create_task(look)
+        done, _ = await asyncio.wait({self._looking}, timeout=self._config.timing.detection_budget_s)
+        for look_up in done:
+            self._looking = None
+            try:
+                self.checkpoint_step = look_up.result()
+            except OSError as error:
+                log.warning("durable checkpoints cannot be looked for: %s", error)
 
     def commit_checkpoint(self, step: Step, slots: int) -> None:
         """Every slot's part is on storage: write the manifest, then drop old checkpoints."""

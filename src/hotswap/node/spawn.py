@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import select
@@ -15,7 +16,7 @@ from collections import deque
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
-from hotswap.errors import AuthError, PeerUnreachable, ProtocolError
+from hotswap.errors import AuthError, PeerUnreachable
 from hotswap.node.process import SAFE_PATH, adopt_orphans, append_privately, children, kill_orphans
 
 LINE_BYTES_MAX = 4 * 1024 * 1024
@@ -47,25 +48,29 @@ class SpawnRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Exited:
-    """A process has ended: exit code, or minus the number of the signal."""
+    """A process has ended: exit code, or minus the number of the signal. ``error``: why it could not even be started."""
 
-    pid: int
+    number: int
     status: int
+    error: str = ""
 
 
 class Spawner(Protocol):
-    """Starts processes and reports their ends."""
+    """Starts processes and reports their ends. Nothing here waits: an agent's event loop has heartbeats to send."""
 
     def spawn(self, request: SpawnRequest, fds: list[int]) -> int:
-        """Start a process; its pid. The caller keeps *fds*."""
+        """Have a process started; the number by which it is spoken of. The caller keeps *fds*."""
+
+    def pid(self, number: int) -> int:
+        """The process' pid, 0 while it is not known to have been started."""
 
     def fileno(self) -> int:
-        """Readable when ``poll`` has news."""
+        """Readable when ``poll`` has something to do or to tell."""
 
     def poll(self) -> list[Exited]:
-        """Processes that have ended since the last call; never blocks."""
+        """Processes that have ended since the last call."""
 
-    def kill(self, pid: int, number: int) -> None:
+    def kill(self, number: int, signal_number: int) -> None:
         """Signal a process; nothing happens when it has ended, even if its pid belongs to another one by now."""
 
     def close(self) -> None:
@@ -78,18 +83,18 @@ class ForkServer:
     def __init__(self, sock: socket.socket) -> None:
         """Use ``connect``."""
         self._sock = sock
-        # Ends that were reported while an answer was waited for have left the socket; they are news all the same.
-        self._unread = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._news = select.epoll()
         self._news.register(sock, select.EPOLLIN)
-        self._news.register(self._unread, select.EPOLLIN)
+        self._numbers = itertools.count(1)
+        self._pids: dict[int, int] = {}
+        self._outbox: deque[tuple[bytes, list[int]]] = deque()
         self._buffer = b""
-        self._exited: deque[Exited] = deque()
 
     @classmethod
     def connect(cls, path: str, token: str) -> ForkServer:
-        """PeerUnreachable if nobody serves there, AuthError if the server was started with another token."""
+        """PeerUnreachable if nobody serves there, AuthError if the server was started with another token. May wait."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.settimeout(ANSWER_S)
         try:
             sock.connect(path)
         except OSError as error:
@@ -98,89 +103,92 @@ class ForkServer:
         server = cls(sock)
         try:
             server._say({"token": token}, [])
-            answer = server._answer()
+            while (answer := server._message()) is None:
+                server._fill()
         except PeerUnreachable:
             server.close()
             raise
         if "error" in answer:
             server.close()
             raise AuthError(f"the fork server at {path} refused: {answer['error']}")
+        sock.setblocking(False)
         return server
 
     def spawn(self, request: SpawnRequest, fds: list[int]) -> int:
-        """Start a process; ProtocolError if the server could not."""
+        """Ask for a process. That it cannot be started is reported as its end."""
         assert len(fds) == len(request.fd_names), f"{len(fds)} descriptors for {len(request.fd_names)} names"
-        self._say(request.to_message(), fds)
-        answer = self._answer()
-        if "error" in answer:
-            raise ProtocolError(f"the fork server could not start {request.target}: {answer['error']}")
-        return int(answer["pid"])
+        number = next(self._numbers)
+        self._say({**request.to_message(), "number": number}, fds)
+        return number
+
+    def pid(self, number: int) -> int:
+        """0 before the server has said it."""
+        return self._pids.get(number, 0)
 
     def fileno(self) -> int:
-        """Readable when ``poll`` has news."""
+        """Readable when ``poll`` has something to do or to tell."""
         return self._news.fileno()
 
     def poll(self) -> list[Exited]:
         """Ends reported so far. PeerUnreachable when the server is gone: its processes are then gone too."""
+        self._flush()
         with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._unread)
-        self._note_all()
-        while self._ready(0):
-            self._fill()
-            self._note_all()
-        found = list(self._exited)
-        self._exited.clear()
+            while True:
+                self._fill()
+        found = []
+        while (message := self._message()) is not None:
+            number = int(message["number"])
+            if "pid" in message:
+                self._pids[number] = int(message["pid"])
+            else:
+                self._pids.pop(number, None)
+                found.append(Exited(number=number, status=int(message["status"]), error=message.get("error", "")))
         return found
 
-    def kill(self, pid: int, number: int) -> None:
+    def kill(self, number: int, signal_number: int) -> None:
         """Signal a process, from where it cannot have been reaped unnoticed."""
-        self._say({"kill": pid, "signal": number}, [])
+        self._say({"kill": number, "signal": signal_number}, [])
 
     def close(self) -> None:
         """Leave; the server ends what is still running."""
         if self._sock.fileno() >= 0:
             self._sock.close()
             self._news.close()
-            os.close(self._unread)
+            self._forget_outbox()
 
     def _say(self, message: dict[str, Any], fds: list[int]) -> None:
-        data = json.dumps(message).encode() + b"\n"
+        self._outbox.append((json.dumps(message).encode() + b"\n", [os.dup(fd) for fd in fds]))
+        self._flush()
+
+    def _flush(self) -> None:
+        """Send what the server takes now; ``fileno`` tells when it takes more."""
         try:
-            sent = socket.send_fds(self._sock, [data], fds)
-            # Sending nothing is still sending: it fails when a refusal has already closed the other end.
-            if sent < len(data):
-                self._sock.sendall(data[sent:])
+            while self._outbox:
+                data, fds = self._outbox[0]
+                sent = socket.send_fds(self._sock, [data], fds)
+                for fd in fds:
+                    os.close(fd)
+                self._outbox[0] = (data[sent:], [])
+                if sent == len(data):
+                    self._outbox.popleft()
+        except BlockingIOError:
+            pass
         except OSError as error:
+            self._forget_outbox()
             raise PeerUnreachable(f"the fork server is gone: {error}") from None
+        self._news.modify(self._sock, select.EPOLLIN | (select.EPOLLOUT if self._outbox else 0))
 
-    def _answer(self) -> dict[str, Any]:
-        """The next message that is not the report of an end."""
-        deadline = time.monotonic() + ANSWER_S
-        while True:
-            message = self._message()
-            if message is None:
-                if not self._ready(deadline - time.monotonic()):
-                    raise PeerUnreachable(f"the fork server did not answer within {ANSWER_S:g} s")
-                self._fill()
-            elif "exited" in message:
-                self._note(message)
-            else:
-                if self._buffer or self._exited:
-                    os.eventfd_write(self._unread, 1)
-                return message
-
-    def _ready(self, timeout_s: float) -> bool:
-        poll = select.poll()
-        poll.register(self._sock, select.POLLIN)
-        return bool(poll.poll(max(0.0, timeout_s) * 1000))
-
-    def _note_all(self) -> None:
-        while (message := self._message()) is not None:
-            self._note(message)
+    def _forget_outbox(self) -> None:
+        for _, fds in self._outbox:
+            for fd in fds:
+                os.close(fd)
+        self._outbox.clear()
 
     def _fill(self) -> None:
         try:
             data = self._sock.recv(65536)
+        except BlockingIOError:
+            raise
         except OSError as error:
             raise PeerUnreachable(f"the fork server is gone: {error}") from None
         if not data:
@@ -193,9 +201,6 @@ class ForkServer:
             return None
         self._buffer = rest
         return dict(json.loads(head))
-
-    def _note(self, message: dict[str, Any]) -> None:
-        self._exited.append(Exited(pid=int(message["exited"]), status=int(message["status"])))
 
 
 class ExecSpawner:
@@ -237,6 +242,10 @@ class ExecSpawner:
         self._processes[process.pid] = process
         return process.pid
 
+    def pid(self, number: int) -> int:
+        """Here it is the number."""
+        return number
+
     def fileno(self) -> int:
         """Readable after a child has ended."""
         return self._ours.fileno()
@@ -249,12 +258,12 @@ class ExecSpawner:
         for process in ended:
             del self._processes[process.pid]
         self._end_orphans()
-        return [Exited(pid=process.pid, status=int(process.returncode)) for process in ended]
+        return [Exited(number=process.pid, status=int(process.returncode)) for process in ended]
 
-    def kill(self, pid: int, number: int) -> None:
+    def kill(self, number: int, signal_number: int) -> None:
         """Signal a process that ``poll`` has not reported yet."""
-        if pid in self._processes:
-            self._processes[pid].send_signal(number)
+        if number in self._processes:
+            self._processes[number].send_signal(signal_number)
 
     def close(self) -> None:
         """Kill and reap what is left."""

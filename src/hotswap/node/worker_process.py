@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from hotswap.core import messages as m
+from hotswap.core.progress import Progress
 from hotswap.core.types import Generation, Slot, WorkerState
 from hotswap.replication.memory import MemoryFile
 from hotswap.wire import worker_messages as w
@@ -15,7 +17,9 @@ from hotswap.wire.links import AsyncLink
 
 @dataclass(kw_only=True, eq=False)
 class WorkerProcess:
-    """``outputs``: the files that it writes to. ``fenced``: newest generation the process was told of. ``granted``: the snapshot memory it has mapped.
+    """``outputs``: the files that it writes to. ``number``: by which the spawner knows it. ``stacks``: descriptor of the file for its stacks.
+
+    ``progressed``: how far it has said to be, and when; ``moved_at``: when that was news. ``fenced``: newest generation the process was told of. ``granted``: the snapshot memory it has mapped.
 
     ``holds_state``: it was restored at least once; until then it has only what its script built.
     """
@@ -23,7 +27,11 @@ class WorkerProcess:
     slot: Slot
     link: AsyncLink[Any]
     outputs: tuple[Path, ...] = ()
-    pid: int = 0
+    number: int = 0
+    stacks: int = -1
+    progressed: w.Progressed | None = None
+    progressed_at: float = 0.0
+    moved_at: float = 0.0
     fenced: Generation = 0
     granted: list[MemoryFile] = field(default_factory=list)
     holds_state: bool = False
@@ -38,6 +46,25 @@ class WorkerProcess:
     def alive(self) -> bool:
         """Not known to have ended."""
         return self.status is None
+
+    def note(self, said: w.Progressed, now: float) -> None:
+        """It has said how far it is."""
+        before, self.progressed, self.progressed_at = self.progressed, said, now
+        if before is None or before.progress.mark != said.progress.mark:
+            self.moved_at = now
+
+    def as_built(self, said: w.Built) -> m.WorkerBuilt:
+        """For the coordinator."""
+        return m.WorkerBuilt(
+            slot=self.slot, generation=self.fenced, shape=said.shape, peers=said.peers, rehearsed=said.rehearsed
+        )
+
+    def progress(self, generation: Generation, now: float) -> Progress | None:
+        """How far it is in *generation*."""
+        said = self.progressed
+        if said is None or said.generation != generation or not self.alive:
+            return None
+        return replace(said.progress, mute_s=round(now - self.progressed_at, 1))
 
     def state(self) -> WorkerState | None:
         """What the parked process holds, None if that is nothing."""

@@ -15,13 +15,13 @@ from typing import Any
 
 from hotswap.config import AgentConfig
 from hotswap.core.types import Generation, Slot
-from hotswap.errors import HotswapError, PeerUnreachable
+from hotswap.errors import HotswapError, PeerUnreachable, ProtocolError
 from hotswap.node.gpus import share
 from hotswap.node.process import make_private_directory
 from hotswap.node.spawn import ExecSpawner, ForkServer, Spawner, SpawnRequest
 from hotswap.node.stopped import StoppedWorkers
 from hotswap.node.worker_process import WorkerProcess
-from hotswap.session.settings import WorkerSettings
+from hotswap.session.settings import LINK_FD, STACKS_FD, WorkerSettings
 from hotswap.wire.channels import worker_codec
 from hotswap.wire.links import AsyncLink
 
@@ -50,9 +50,9 @@ class WorkerPool:
         self._on_end = on_end
         self._on_failure = on_failure
         self._spawner: Spawner | None = None
-        self._by_pid: dict[int, WorkerProcess] = {}
+        self._by_number: dict[int, WorkerProcess] = {}
         self._calls: dict[int, Callable[[int], None]] = {}
-        self._stopped = StoppedWorkers(config.timing.detection_budget_s)
+        self._stopped = StoppedWorkers(config.timing.stopped_s)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -79,14 +79,17 @@ class WorkerPool:
                 stdout_path=str(logs / f"slot{slot}.out"),
                 stderr_path=str(logs / f"slot{slot}.err"),
                 pgid=os.getpgrp(),
-                fd_names=["HOTSWAP_LINK_FD"],
+                fd_names=[LINK_FD, STACKS_FD],
             )
-            pid = self._spawner.spawn(request, fds=[theirs.fileno()])
+            stacks = os.memfd_create(f"hotswap-stacks-{slot}")
+            number = self._spawner.spawn(request, fds=[theirs.fileno(), stacks])
         finally:
             theirs.close()
         outputs = (Path(request.stdout_path), Path(request.stderr_path))
-        worker = WorkerProcess(slot=slot, link=AsyncLink(ours, worker_codec()), outputs=outputs, pid=pid)
-        self._by_pid[pid] = worker
+        worker = WorkerProcess(
+            slot=slot, link=AsyncLink(ours, worker_codec()), outputs=outputs, number=number, stacks=stacks
+        )
+        self._by_number[number] = worker
         self._start_task(self._listen(worker))
         return worker
 
@@ -96,16 +99,23 @@ class WorkerPool:
 
     def end_stopped(self) -> None:
         """Kill workers that a signal has stopped: one holds up all others, which cannot tell it from one that computes."""
-        for pid in self._stopped.overdue(self._by_pid, time.monotonic()):
-            worker = self._by_pid[pid]
-            worker.detail = f"stopped by a signal for more than {self._config.timing.detection_budget_s:g} s"
+        assert self._spawner is not None
+        workers = {self._spawner.pid(number): worker for number, worker in self._by_number.items()}
+        for pid in self._stopped.overdue(workers, time.monotonic()):
+            worker = workers[pid]
+            worker.detail = f"stopped by a signal for more than {self._config.timing.stopped_s:g} s"
             self.kill(worker)
 
-    def kill(self, worker: WorkerProcess, number: int = signal.SIGKILL) -> None:
+    def pid(self, worker: WorkerProcess) -> int:
+        """0 while it is not known."""
+        assert self._spawner is not None
+        return self._spawner.pid(worker.number)
+
+    def kill(self, worker: WorkerProcess, signal_number: int = signal.SIGKILL) -> None:
         """Signal the process of *worker*. Its end is reported like any other."""
         assert self._spawner is not None
         if worker.alive:
-            self._spawner.kill(worker.pid, number)
+            self._spawner.kill(worker.number, signal_number)
 
     def call(
         self, target: str, args: list[Any], fds: list[int], fd_names: list[str], done: Callable[[int], None]
@@ -141,10 +151,14 @@ class WorkerPool:
             snapshot_interval_steps=config.snapshot_interval_steps,
             overhead_limit=config.overhead_limit,
             settle_s=config.timing.settle_s,
-            trouble_s=10 * config.timing.detection_budget_s,
+            abort_s=config.timing.abort_s,
+            # Whoever leads the job has an answer to trouble, be it only after its return.
+            trouble_s=config.timing.coordinator_s,
+            collective_timeout_s=config.timing.collective_timeout_s,
+            heartbeat_s=config.timing.heartbeat_s,
         )
         own = settings.to_environment()
-        del own["HOTSWAP_LINK_FD"]
+        del own[LINK_FD], own[STACKS_FD]
         return {
             # A worker's environment is its node's, whoever forks it: a fork server may have been started with another.
             **os.environ,
@@ -188,19 +202,22 @@ class WorkerPool:
             self._on_failure(error)
             return
         for exited in ended:
-            done = self._calls.pop(exited.pid, None)
+            done = self._calls.pop(exited.number, None)
             if done is not None:
                 done(exited.status)
                 continue
-            worker = self._by_pid.get(exited.pid)
+            worker = self._by_number.get(exited.number)
             if worker is not None:
+                if exited.error:
+                    self._on_failure(ProtocolError(f"no worker of slot {worker.slot} can be started: {exited.error}"))
                 worker.status = exited.status
                 asyncio.get_running_loop().call_later(DRAIN_S, worker.link.close)
                 self._report_end(worker)
 
     def _report_end(self, worker: WorkerProcess) -> None:
         """Only when the process is gone and all it said was heard: a snapshot it announced last still counts."""
-        if worker.status is not None and worker.drained and self._by_pid.pop(worker.pid, None) is not None:
+        if worker.status is not None and worker.drained and self._by_number.pop(worker.number, None) is not None:
+            os.close(worker.stacks)
             self._on_end(worker)
 
     def _start_task(self, coroutine: Any) -> None:
@@ -223,14 +240,15 @@ class WorkerPool:
             await self._end_all(signal.SIGKILL, REAP_S)
         asyncio.get_running_loop().remove_reader(self._spawner.fileno())
         self._spawner.close()
-        for worker in self._by_pid.values():
+        for worker in self._by_number.values():
             worker.link.close()
+            os.close(worker.stacks)
 
-    async def _end_all(self, number: int, patience_s: float) -> None:
+    async def _end_all(self, signal_number: int, patience_s: float) -> None:
         assert self._spawner is not None
-        for pid in [*self._calls, *(worker.pid for worker in self._by_pid.values() if worker.alive)]:
-            self._spawner.kill(pid, number)
+        for number in [*self._calls, *(worker.number for worker in self._by_number.values() if worker.alive)]:
+            self._spawner.kill(number, signal_number)
         loop = asyncio.get_running_loop()
         end = loop.time() + patience_s
-        while (self._calls or any(worker.alive for worker in self._by_pid.values())) and loop.time() < end:
+        while (self._calls or any(worker.alive for worker in self._by_number.values())) and loop.time() < end:
             await asyncio.sleep(0.01)

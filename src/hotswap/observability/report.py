@@ -11,6 +11,7 @@ from typing import Any
 
 from hotswap.errors import EXIT_OK, UsageError
 
+FRAMES_SHOWN = 3
 PHASES = ("fence", "plan", "rebuild", "restore", "redo", "total")
 
 
@@ -25,16 +26,20 @@ class Recovery:
     resume_step: int | None = None
     redone_steps: int | None = None
     phases_ms: dict[str, float] = field(default_factory=dict)
+    hangs: list[str] = field(default_factory=list)
+    stacks: dict[str, str] = field(default_factory=dict)
+    """Of the workers that others waited for, by slot."""
     diagnosis: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
 class Report:
-    """A whole job. ``exit_code`` is None while it runs, or if its coordinator was killed at the very end."""
+    """A whole job. ``pauses``: how often nobody advanced and nobody was waited for. ``exit_code`` is None while it runs, or if its coordinator was killed at the very end."""
 
     committed_step: int | None = None
     generation: int = 0
     recoveries: list[Recovery] = field(default_factory=list)
+    pauses: int = 0
     exit_code: int | None = None
     reason: str = ""
     diagnosis: dict[str, Any] = field(default_factory=dict)
@@ -60,6 +65,13 @@ def report_of(events: Iterable[Mapping[str, Any]]) -> Report:
         elif name == "recovery_started" and event["cause"] != "start":
             current = current or Recovery(generation=report.generation, cause="")
             current.generation, current.cause = int(event["generation"]), str(event["cause"])
+        elif name == "hang_found":
+            current = current or Recovery(generation=report.generation, cause="")
+            current.hangs.append(str(event["why"]))
+        elif name == "worker_stacks" and current is not None:
+            current.stacks[str(event["slot"])] = str(event["stacks"])
+        elif name == "all_paused":
+            report.pauses += 1
         elif current is not None and name == "spare_promoted":
             current.spares.append(f"{event['node']} for {event['replaces']}")
         elif current is not None and name == "recovery_planned":
@@ -100,6 +112,8 @@ def as_text(report: Report) -> str:
     lines = []
     for recovery in report.recoveries:
         lines.append(f"generation {recovery.generation}  {recovery.cause or 'not answered'}")
+        lines += [f"  hung      {why}" for why in recovery.hangs]
+        lines += [f"  slot {slot:<4} {place}" for slot, text in recovery.stacks.items() for place in _innermost(text)]
         lines += [f"  lost      {loss}" for loss in recovery.lost]
         lines += [f"  spare     {spare}" for spare in recovery.spares]
         if recovery.phases_ms:
@@ -113,6 +127,12 @@ def as_text(report: Report) -> str:
     lines += _verdict(report.diagnosis)
     lines.append(_ending(report))
     return "\n".join(lines)
+
+
+def _innermost(stacks: str) -> list[str]:
+    """Where the thread was that was asked: faulthandler's last section, from inside out."""
+    mine = stacks.rpartition("Current thread")[2] or stacks
+    return [line.strip() for line in mine.splitlines() if line.startswith("  File ")][:FRAMES_SHOWN]
 
 
 def _verdict(found: Mapping[str, Any]) -> list[str]:
@@ -133,6 +153,8 @@ def _ending(report: Report) -> str:
     recovered = f"{number} recover{'y' if number == 1 else 'ies'}"
     step = "no step" if report.committed_step is None else f"step {report.committed_step}"
     end = "it has not said how it ended" if report.exit_code is None else f"exit {report.exit_code}: {report.reason}"
+    if report.pauses:
+        recovered += f", {report.pauses} pause{'s' if report.pauses > 1 else ''} in which nobody advanced"
     return f"{recovered}, generation {report.generation}, {step} committed; {end}"
 
 

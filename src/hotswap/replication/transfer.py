@@ -294,6 +294,8 @@ class TransferClient:
         except OSError as error:
             sock.close()
             raise PeerUnreachable(f"{peer} cannot be reached: {error}") from None
+        # What a network swallows is noticed by its kernel's silence; a holder that is slow still has a kernel that answers.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * self._connect_s))
         connection = Connection(sock, peer)
         try:
             self._enter(connection)

@@ -1,9 +1,10 @@
-"""Deaths on order, for demonstrations and tests: a worker kills itself, or its node, at a named moment of a step.
+"""Faults on order, for demonstrations and tests: a worker kills or stops itself or its node, or hangs, at a named moment of a step.
 
 Armed by ``HOTSWAP_FAULTS``, a JSON list of objects with
 
     step, moment, slot   when and where
-    scope                "worker": this process; "node": its whole process group
+    scope                "worker": this process dies; "node": its whole process group does; "stop-worker", "stop-node": the
+                         same with a signal that stops; "hang": the main thread waits for ever
     occurrence           how often the moment passes unharmed within the attempt before (for moments that come once per
                          microbatch), 0 by default
     generation           the generation in which it strikes, 1 by default: the redone step passes unharmed
@@ -16,6 +17,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -24,14 +26,14 @@ from typing import Any
 from hotswap.errors import UsageError
 
 MOMENTS = ("forward", "backward", "reduce", "optimizer", "gather", "replicate")
-SCOPES = ("worker", "node")
+SCOPES = ("worker", "node", "stop-worker", "stop-node", "hang")
 FAULTS = "HOTSWAP_FAULTS"
 FAULT_LOG = "HOTSWAP_FAULT_LOG"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """One death on order; fields as in the module's docstring."""
+    """One fault on order; fields as in the module's docstring."""
 
     step: int
     moment: str
@@ -84,7 +86,7 @@ def armed() -> bool:
 
 
 def fault_point(name: str) -> None:
-    """Die here if that was ordered."""
+    """Do here what was ordered."""
     if context.faults == () or not armed():
         return
     assert context.faults is not None
@@ -95,14 +97,17 @@ def fault_point(name: str) -> None:
     here = (context.step, name, context.slot, occurrence, context.generation)
     for fault in context.faults:
         if (fault.step, fault.moment, fault.slot, fault.occurrence, fault.generation) == here:
-            _die(fault)
+            _strike(fault)
 
 
-def _die(fault: Fault) -> None:
+def _strike(fault: Fault) -> None:
     note(time=time.time(), kind=fault.scope, slot=fault.slot, moment=fault.moment, step=fault.step)
-    if fault.scope == "node":
-        os.killpg(os.getpgrp(), signal.SIGKILL)
-    os.kill(os.getpid(), signal.SIGKILL)
+    if fault.scope == "hang":
+        threading.Event().wait()
+    number = signal.SIGSTOP if fault.scope.startswith("stop") else signal.SIGKILL
+    if fault.scope.endswith("node"):
+        os.killpg(os.getpgrp(), number)
+    os.kill(os.getpid(), number)
 
 
 def note(**fields: Any) -> None:

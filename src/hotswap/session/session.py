@@ -24,13 +24,16 @@ import torch.distributed as dist
 
 from hotswap.comm import Groups, add_safe_points
 from hotswap.core import messages as m
+from hotswap.core.progress import Progress
 from hotswap.core.types import Generation, Slot, SourceKind, Step
 from hotswap.errors import Fenced, HotswapError, IntegrityError, PeerFault, UsageError
 from hotswap.integrations import discover, forget_frames
 from hotswap.replication.capture import Capture
 from hotswap.session import faults
+from hotswap.session.edges import looks_like_communication, own_gpu
 from hotswap.session.mailbox import AgentRendezvous, Mailbox
 from hotswap.session.pace import Pace
+from hotswap.session.reporter import Reporter
 from hotswap.session.settings import WorkerSettings, adopted
 from hotswap.session.snapshots import Announcer, Snapshots, Written
 from hotswap.wire import worker_messages as w
@@ -40,7 +43,6 @@ from hotswap.wire.links import WorkerLink
 log = logging.getLogger("hotswap.session")
 NOTICE_S = 0.5
 """How long an error of the script itself waits for news of a peer's failure that may have caused it."""
-_COMM_WORDS = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer", "process group", "ProcessGroup")
 
 
 class Session:
@@ -57,7 +59,7 @@ class Session:
         self._link = WorkerLink(socket.socket(fileno=settings.link_fd), worker_codec())
         self._link.send(w.Joined())
         self._mailbox = Mailbox(self._link)
-        device = _own_gpu()
+        device = own_gpu()
         self._groups = Groups(
             slot=self.slot,
             world_size=self.world_size,
@@ -89,6 +91,7 @@ class Session:
         self._abort_done = threading.Event()
         self._abort_done.set()
         threading.Thread(target=self._listen, name="hotswap-listen", daemon=True).start()
+        Reporter(self._link, self._groups, self._standing, settings.heartbeat_s).start()
 
     # --- set-up ----------------------------------------------------------------------------------------------------
 
@@ -314,7 +317,7 @@ class Session:
             return False
         if self._mailbox.fenced(self.generation):
             return True
-        if not _looks_like_communication(error):
+        if not looks_like_communication(error):
             self._link.send(w.Raised(generation=self.generation, error=f"{type(error).__name__}: {error}"[:500]))
             return self._mailbox.wait_fenced(self.generation, NOTICE_S)
         self._link.send(w.Trouble(generation=self.generation, detail=f"{type(error).__name__}: {error}"[:500]))
@@ -439,6 +442,18 @@ class Session:
             )
             self._abort_done.set()
 
+    def _standing(self) -> tuple[Generation, Progress]:
+        """Where this worker is, for the reporting thread; told from what is kept anyway."""
+        if not self._running:
+            phase = "joining"
+        elif self._in_attempt and self._gate_at < self._attempt_at:
+            phase = "script"
+        elif self._in_attempt:
+            phase = "update" if self._gate_passed else "gate"
+        else:
+            phase = "snapshot" if self._dirty else "between steps"
+        return self.generation, Progress(step=self._step, phase=phase, issued=0, gate=0)
+
     def _note_context(self) -> None:
         faults.context.update(slot=self.slot, step=self._step, generation=self.generation, rehearsing=self.rehearsing)
 
@@ -459,22 +474,6 @@ class Attempt:
     ) -> bool:
         """Count the step, or swallow a peer's failure."""
         return self._session._exit(error)
-
-
-def _own_gpu() -> torch.device | None:
-    """The GPU that this worker trains on, made the current one; None where there is none or torch has no NCCL."""
-    if not (torch.cuda.is_available() and dist.is_nccl_available()):
-        return None
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    return device
-
-
-def _looks_like_communication(error: BaseException) -> bool:
-    kinds = (PeerFault, dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError)
-    return isinstance(error, kinds) or (
-        isinstance(error, RuntimeError) and any(word in str(error) for word in _COMM_WORDS)
-    )
 
 
 def init() -> Session:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping, MutableMapping
 from dataclasses import asdict, dataclass
 
@@ -9,6 +10,9 @@ from hotswap.core.types import Slot
 
 PREFIX = "HOTSWAP_"
 LINK_FD = PREFIX + "LINK_FD"
+STACKS_FD = PREFIX + "STACKS_FD"
+STACKS_SIGNAL = int(signal.SIGRTMIN) + 9
+"""Makes a worker write where its threads are; a real-time signal that nothing else is known to use."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +22,7 @@ class WorkerSettings:
     ``collective_timeout_s``: longest a collective may wait; failures are noticed long before by other means.
     ``abort_s``: longest the end of a generation may take in this process before the agent replaces it.
     ``snapshot_interval_steps`` and ``overhead_limit``: see ``Pace``.
+    ``stacks_fd``: file for the stacks of all threads, -1 for none. ``heartbeat_s``: how often it says how far it is.
     ``trouble_s``: how long a failed collective waits to be told that a peer is gone before it counts as this script's error.
     """
 
@@ -35,6 +40,8 @@ class WorkerSettings:
     abort_s: float = 10.0
     trouble_s: float = 50.0
     collective_timeout_s: float = 600.0
+    heartbeat_s: float = 0.4
+    stacks_fd: int = -1
 
     def to_environment(self) -> dict[str, str]:
         """For the worker's environment."""
@@ -67,6 +74,8 @@ class WorkerSettings:
             abort_s=float(text("ABORT_S")),
             trouble_s=float(text("TROUBLE_S")),
             collective_timeout_s=float(text("COLLECTIVE_TIMEOUT_S")),
+            heartbeat_s=float(text("HEARTBEAT_S")),
+            stacks_fd=int(text("STACKS_FD")),
         )
 
 
@@ -74,13 +83,13 @@ _adopted: list[WorkerSettings] = []
 
 
 def adopt(environment: MutableMapping[str, str]) -> WorkerSettings | None:
-    """Take this worker's settings, once, and the link out of *environment*.
+    """Take this worker's settings, once, and its descriptors out of *environment*.
 
-    What the script starts must not take itself for the worker: the descriptor is not in it.
+    What the script starts must not take itself for the worker: the descriptors are not in it.
     """
     settings = WorkerSettings.from_environment(environment)
     if settings is not None:
-        del environment[LINK_FD]
+        del environment[LINK_FD], environment[STACKS_FD]
         _adopted.append(settings)
     return settings
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import runpy
 import socket
@@ -10,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from hotswap.errors import HotswapError
-from hotswap.session.settings import adopt
+from hotswap.session.settings import STACKS_SIGNAL, adopt
 from hotswap.wire import worker_messages as w
 from hotswap.wire.channels import worker_codec
 from hotswap.wire.links import WorkerLink
@@ -19,6 +20,9 @@ from hotswap.wire.links import WorkerLink
 def main(*entry: str) -> None:
     """Run *entry*: a script path and its arguments, or ``-m``, a module name and its arguments."""
     settings = adopt(os.environ)
+    if settings is not None and settings.stacks_fd >= 0:
+        # Written by the signal handler itself, so it works while the main thread is in C code and holds the interpreter.
+        faulthandler.register(STACKS_SIGNAL, file=settings.stacks_fd, all_threads=True)
     try:
         _run(entry)
     except Exception as error:

@@ -16,11 +16,15 @@ PURPOSE = "control"
 
 
 async def open_link(host: str, port: int, codec: Codec[Any], token: str, timeout_s: float) -> AsyncLink[Any]:
-    """Connect to a numeric address and prove the token. PeerUnreachable within *timeout_s* seconds, or AuthError."""
+    """Connect to a numeric address and prove the token. PeerUnreachable within *timeout_s* seconds, or AuthError.
+
+    The link ends when the peer's kernel leaves something unacknowledged for as long.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setblocking(False)
     try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * timeout_s))
         return await asyncio.wait_for(_initiate(sock, host, port, codec, token), timeout_s)
     except (OSError, asyncio.TimeoutError) as error:
         sock.close()

@@ -7,6 +7,7 @@ from typing import Union
 
 from hotswap.core.keep import GroupState
 from hotswap.core.messages import Fence, Go, KvGet, KvSet, KvValue
+from hotswap.core.progress import Progress
 from hotswap.core.types import Generation, Slot, SourceKind, Step
 
 # --- worker to agent ---------------------------------------------------------------------------------------------------
@@ -113,6 +114,14 @@ class Paced:
     interval: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Progressed:
+    """How far this worker is; said again and again, for silence tells something too."""
+
+    generation: Generation
+    progress: Progress
+
+
 FromWorker = Union[
     Joined,
     Built,
@@ -126,6 +135,7 @@ FromWorker = Union[
     Raised,
     Failed,
     Paced,
+    Progressed,
     KvSet,
     KvGet,
 ]
