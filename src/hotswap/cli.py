@@ -25,6 +25,8 @@ commands:
   classify  what broke: reads logs, names cause, culprit and action (hotswap classify --help)
   report    what a job lost, why, and what it cost (hotswap report LOGDIR)
   doctor    can hotswap work here, and which deadlines would a job have (hotswap doctor --help)
+  chaos     small real trainings lose something, each in another way: a table of how they came out (hotswap chaos --help)
+  inject    strike a running job, for drills (hotswap inject LOGDIR FAULT)
   probe     is this node healthy: quick checks of GPUs, memory, disk, clock (hotswap probe --help)
   simulate  jobs with faults in virtual time, checked against every promise (hotswap simulate --help)
 
@@ -44,6 +46,22 @@ def _demo(argv: list[str]) -> int:
     except ModuleNotFoundError as error:
         raise UsageError(f"the demo needs {error.name}: pip install 'hotswap[demo,megatron]'") from None
     return main(argv)
+
+
+def _chaos(argv: list[str]) -> int:
+    return _drills()(argv)
+
+
+def _inject(argv: list[str]) -> int:
+    return _drills(inject=True)(argv)
+
+
+def _drills(*, inject: bool = False) -> Callable[[list[str]], int]:
+    try:
+        from hotswap.chaos import cli
+    except ModuleNotFoundError as error:
+        raise UsageError(f"this needs {error.name}: pip install 'hotswap[demo,megatron]'") from None
+    return cli.inject if inject else cli.main
 
 
 def _classify(argv: list[str]) -> int:
@@ -84,6 +102,8 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "doctor": _doctor,
     "probe": _probe,
     "simulate": _simulate,
+    "chaos": _chaos,
+    "inject": _inject,
 }
 
 

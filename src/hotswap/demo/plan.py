@@ -53,11 +53,12 @@ FRAMEWORKS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Outside:
-    """A kill from outside the job once *step* is committed: of the coordinator or of a spare."""
+    """A fault from outside the job once *step* is committed; *kind* is one of ``strikes.STRIKES``."""
 
     kind: str
     step: int
     node: str = ""
+    slot: int = -1
 
 
 @dataclass(frozen=True, kw_only=True)

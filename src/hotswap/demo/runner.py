@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hotswap.demo import strikes
 from hotswap.demo.options import TrainOptions
 from hotswap.demo.plan import FRAMEWORKS, Outside
 from hotswap.node.process import die_with_parent
@@ -124,7 +125,7 @@ def _launched(spec: JobSpec) -> Iterator[subprocess.Popen[bytes]]:
             stderr=log,
             env=spec.environment(),
             # Ctrl-C reaches this process alone, which then ends the job in order.
-            start_new_session=True,
+            process_group=0,
             preexec_fn=_end_with_demo,  # noqa: PLW1509 (this program has one thread)
         )
     try:
@@ -149,7 +150,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 class _Watch:
-    """Reads what the job writes, and kills from outside when it is time."""
+    """Reads what the job writes, and strikes from outside when it is time."""
 
     def __init__(self, spec: JobSpec) -> None:
         self._spec = spec
@@ -176,7 +177,6 @@ class _Watch:
     def _strike(self, committed: int) -> None:
         for kill in [kill for kill in self._due if kill.step <= committed]:
             self._due.remove(kill)
-            pids = json.loads((self._spec.logs / "pids.json").read_text())
             line = {
                 "time": time.time(),
                 "kind": kill.kind,
@@ -187,10 +187,7 @@ class _Watch:
             }
             with self._spec.fault_log.open("a") as log:
                 log.write(json.dumps(line) + "\n")
-            if kill.kind == "coordinator":
-                os.kill(pids["coordinator"], signal.SIGKILL)
-            else:
-                os.killpg(pids["agents"][kill.node], signal.SIGKILL)
+            strikes.strike(self._spec.logs, kill.kind, slot=kill.slot, node=kill.node)
 
 
 def explain_failure(spec: JobSpec, events: Sequence[Mapping[str, Any]]) -> str:

@@ -4,7 +4,7 @@ Armed by ``HOTSWAP_FAULTS``, a JSON list of objects with
 
     step, moment, slot   when and where
     scope                "worker": this process dies; "node": its whole process group does; "stop-worker", "stop-node": the
-                         same with a signal that stops; "hang": the main thread waits for ever
+                         same with a signal that stops; "hang": the main thread waits for ever; "raise": the script fails
     occurrence           how often the moment passes unharmed within the attempt before (for moments that come once per
                          microbatch), 0 by default
     generation           the generation in which it strikes, 1 by default: the redone step passes unharmed
@@ -26,7 +26,7 @@ from typing import Any
 from hotswap.errors import UsageError
 
 MOMENTS = ("forward", "backward", "reduce", "optimizer", "gather", "replicate")
-SCOPES = ("worker", "node", "stop-worker", "stop-node", "hang")
+SCOPES = ("worker", "node", "stop-worker", "stop-node", "hang", "raise")
 FAULTS = "HOTSWAP_FAULTS"
 FAULT_LOG = "HOTSWAP_FAULT_LOG"
 
@@ -102,6 +102,8 @@ def fault_point(name: str) -> None:
 
 def _strike(fault: Fault) -> None:
     note(time=time.time(), kind=fault.scope, slot=fault.slot, moment=fault.moment, step=fault.step)
+    if fault.scope == "raise":
+        raise RuntimeError(f"on order, at {fault.moment} of step {fault.step}")
     if fault.scope == "hang":
         threading.Event().wait()
     number = signal.SIGSTOP if fault.scope.startswith("stop") else signal.SIGKILL

@@ -1,0 +1,125 @@
+"""``hotswap chaos`` and ``hotswap inject``."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from hotswap.chaos import matrix, suite
+from hotswap.chaos.servers import ForkServers
+from hotswap.demo import strikes
+from hotswap.demo.report import versions
+from hotswap.errors import EXIT_OK, EXIT_USER_ERROR, UsageError
+
+WIDTH = 150
+
+
+def main(argv: Sequence[str]) -> int:
+    """Entry point of ``hotswap chaos``: 0 if every job came out as it has to, 1 if not, 2 for wrong options."""
+    parser = argparse.ArgumentParser(
+        prog="hotswap chaos",
+        description="Run small real trainings on this machine, break something in each, and compare with the undisturbed run, bit for bit.",
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(required=True, dest="command")
+    commands.add_parser("list", help="the faults and the layouts")
+    run = commands.add_parser("run", help="run the matrix", allow_abbrev=False)
+    run.add_argument("--suite", choices=("fast", "full"), default="fast", help="fast: some faults, each on one layout")
+    run.add_argument("--layouts", nargs="+", default=[], metavar="LAYOUT")
+    run.add_argument("--faults", nargs="+", default=[], metavar="FAULT")
+    run.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    run.add_argument("--html", type=Path, help="also write the table to this file")
+    run.add_argument("--keep", type=Path, metavar="DIR", help="leave logs and evidence of all jobs here")
+    args = parser.parse_args(argv)
+    return _list() if args.command == "list" else _run(args)
+
+
+def inject(argv: Sequence[str]) -> int:
+    """Entry point of ``hotswap inject``."""
+    parser = argparse.ArgumentParser(
+        prog="hotswap inject",
+        description="Strike a running job, for drills: only processes on this machine, and only those of the same user.",
+        epilog="\n".join(f"{name:14}{kind.what}" for name, kind in strikes.STRIKES.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("logs", type=Path, help="the job's log directory, as hotswap run names it")
+    parser.add_argument("fault", choices=list(strikes.STRIKES))
+    parser.add_argument("--slot", type=int, help="victim, for workers")
+    parser.add_argument("--node", help="victim, for nodes and agents")
+    args = parser.parse_args(argv)
+    victim = strikes.STRIKES[args.fault].victim
+    if victim == "worker" and args.slot is None:
+        raise UsageError(f"{args.fault} needs --slot")
+    if victim in ("node", "agent") and args.node is None:
+        raise UsageError(f"{args.fault} needs --node")
+    pids = strikes.strike(args.logs, args.fault, slot=-1 if args.slot is None else args.slot, node=args.node or "")
+    print(f"{strikes.STRIKES[args.fault].what}: {', '.join(map(str, pids))}")
+    return EXIT_OK
+
+
+def _list() -> int:
+    console = Console(width=WIDTH)
+    for title, rows in (
+        ("faults", {name: drill.what for name, drill in suite.DRILLS.items()}),
+        ("layouts", {name: f"{p.train.layout}, {p.nodes} nodes of {p.width}" for name, p in suite.LAYOUTS.items()}),
+    ):
+        table = Table(title, "")
+        for name, what in rows.items():
+            table.add_row(name, what)
+        console.print(table)
+    return EXIT_OK
+
+
+def _run(args: argparse.Namespace) -> int:
+    cells = suite.cells(args.suite, args.layouts, args.faults)
+    screen = Console(width=WIDTH, quiet=args.json)
+    with tempfile.TemporaryDirectory(prefix="hotswap-chaos-") as temporary:
+        directory = args.keep or Path(temporary)
+        servers = ForkServers(Path(temporary))
+        with contextlib.closing(servers):
+            runner = matrix.Matrix(directory.resolve(), servers, keep=args.keep is not None)
+            outcomes = runner.measure(cells, lambda outcome: screen.print(_line(outcome), highlight=False))
+    table = _table(outcomes)
+    screen.print(table)
+    if args.html:
+        recorder = Console(width=WIDTH, record=True, file=io.StringIO())
+        recorder.print(table)
+        args.html.write_text(recorder.export_html())
+    if args.json:
+        print(json.dumps(matrix.as_json(outcomes, versions())))
+    return EXIT_OK if all(outcome.good for outcome in outcomes) else EXIT_USER_ERROR
+
+
+def _line(outcome: matrix.Outcome) -> str:
+    return f"{outcome.drill} on {outcome.layout}: {outcome.outcome} {outcome.detail} ({outcome.seconds:.0f} s)"
+
+
+def _table(outcomes: Sequence[matrix.Outcome]) -> Table:
+    good = sum(outcome.good for outcome in outcomes)
+    table = Table(title=f"{good} of {len(outcomes)} jobs came out as they have to", title_justify="left")
+    for name in ("fault", "layout", "outcome", "recoveries", "longest, ms", "steps redone", "verdicts", "job, s"):
+        table.add_column(
+            name, justify="right" if name in ("recoveries", "longest, ms", "steps redone", "job, s") else "left"
+        )
+    for outcome in outcomes:
+        longest = "" if outcome.recovery_ms is None else f"{outcome.recovery_ms:.0f}"
+        table.add_row(
+            outcome.drill,
+            outcome.layout,
+            f"[{'green' if outcome.good else 'red'}]{outcome.outcome}[/] {'' if outcome.good else outcome.detail[:60]}",
+            str(outcome.recoveries),
+            longest,
+            str(outcome.redone),
+            ", ".join(outcome.verdicts),
+            f"{outcome.seconds:.1f}",
+        )
+    return table

@@ -1,0 +1,144 @@
+"""Runs the cells of the matrix, one job after the other, and says how each came out."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hotswap.chaos.servers import ForkServers
+from hotswap.chaos.suite import Cell, Ordeal, job_of
+from hotswap.demo.runner import JobSpec, explain_failure, run_job
+from hotswap.demo.verdict import Evidence, first_difference, gather
+from hotswap.errors import EXIT_OK, UsageError
+
+CELL_S_MAX = 180.0
+IDENTICAL, STOPPED, DIFFERENT, WRONG, HUNG, MISSED = "identical", "stopped", "DIFFERENT", "WRONG END", "HUNG", "MISSED"
+"""As it had to be: the first two. MISSED: what should have struck did not, so that the cell says nothing."""
+GOOD = (IDENTICAL, STOPPED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How one job came out. ``redone``: steps that were done again, in part. ``verdicts``: what the diagnosis said."""
+
+    layout: str
+    drill: str
+    outcome: str
+    detail: str
+    seconds: float
+    recoveries: int
+    recovery_ms: float | None
+    redone: int
+    verdicts: tuple[str, ...]
+
+    @property
+    def good(self) -> bool:
+        """Whether the job did what it has to do."""
+        return self.outcome in GOOD
+
+
+class Matrix:
+    """Jobs below *directory*; what an undisturbed job of each layout does is found out once."""
+
+    def __init__(
+        self, directory: Path, servers: ForkServers, *, keep: bool, run: Callable[[JobSpec], int] = run_job
+    ) -> None:
+        """*keep*: also what the good jobs have left."""
+        self._directory = directory
+        self._servers = servers
+        self._keep = keep
+        self._run = run
+        self._references: dict[str, Evidence] = {}
+
+    def measure(self, cells: Sequence[Cell], notice: Callable[[Outcome], None]) -> list[Outcome]:
+        """Every cell's outcome, in order; *notice* is told at once."""
+        found = []
+        for cell in cells:
+            found.append(self._cell(cell))
+            notice(found[-1])
+        return found
+
+    def _cell(self, cell: Cell) -> Outcome:
+        reference = self._reference(cell)
+        spec = job_of(cell, self._directory / f"{cell.drill}-on-{cell.layout}", CELL_S_MAX)
+        began = time.monotonic()
+        try:
+            code = self._job(cell, spec)
+        except (TimeoutError, UsageError) as error:
+            hung = isinstance(error, TimeoutError)
+            return self._outcome(
+                cell, _evidence(spec, -1), HUNG if hung else MISSED, str(error), time.monotonic() - began
+            )
+        evidence = _evidence(spec, code)
+        outcome, detail = judge(cell.ordeal, reference, evidence)
+        if outcome == WRONG:
+            detail = f"{detail}: {explain_failure(spec, evidence.events)}"
+        if outcome in GOOD and not self._keep:
+            shutil.rmtree(spec.directory, ignore_errors=True)
+        return self._outcome(cell, evidence, outcome, detail, time.monotonic() - began)
+
+    def _job(self, cell: Cell, spec: JobSpec) -> int:
+        with self._servers.of(cell.program.framework):
+            return self._run(spec)
+
+    def _reference(self, cell: Cell) -> Evidence:
+        if cell.layout not in self._references:
+            undisturbed = Cell(layout=cell.layout, drill="none", ordeal=Ordeal(spares=0))
+            spec = job_of(undisturbed, self._directory / f"reference-{cell.layout}", CELL_S_MAX)
+            code = self._job(undisturbed, spec)
+            evidence = _evidence(spec, code)
+            if code != EXIT_OK:
+                raise UsageError(
+                    f"the undisturbed job of {cell.layout} ended with {code}: {explain_failure(spec, evidence.events)}"
+                )
+            self._references[cell.layout] = evidence
+        return self._references[cell.layout]
+
+    def _outcome(self, cell: Cell, evidence: Evidence, outcome: str, detail: str, seconds: float) -> Outcome:
+        done = [event for event in evidence.events if event["event"] == "recovery_done" and event["cause"] != "start"]
+        return Outcome(
+            layout=cell.layout,
+            drill=cell.drill,
+            outcome=outcome,
+            detail=detail,
+            seconds=round(seconds, 1),
+            recoveries=len(done),
+            recovery_ms=max((float(event["phases_ms"]["total"]) for event in done), default=None),
+            redone=sum(int(event["redone_steps"]) for event in done),
+            verdicts=tuple(str(event["verdict"]) for event in evidence.events if event["event"] == "diagnosed"),
+        )
+
+
+def judge(ordeal: Ordeal, reference: Evidence, evidence: Evidence) -> tuple[str, str]:
+    """What has become of a job that came to its end, and why it is called so."""
+    wanted, struck = len(ordeal.inside) + len(ordeal.outside), len(evidence.deaths)
+    if evidence.exit_code != ordeal.exit_code:
+        return WRONG, f"exit code {evidence.exit_code} instead of {ordeal.exit_code}"
+    if ordeal.exit_code != EXIT_OK:
+        reason = next((str(e["reason"]) for e in evidence.events if e["event"] == "job_stopped"), "")
+        return (STOPPED, reason) if struck else (MISSED, "nothing struck")
+    differences = [first_difference(reference, evidence), *evidence.history.faults]
+    if any(differences):
+        return DIFFERENT, next(difference for difference in differences if difference)
+    if struck != wanted:
+        return MISSED, f"{struck} of {wanted} faults struck"
+    answered = any(event["event"] == "recovery_done" and event["cause"] != "start" for event in evidence.events)
+    return (IDENTICAL, "") if answered or ordeal.harmless else (MISSED, "nothing had to be recovered")
+
+
+def _evidence(spec: JobSpec, code: int) -> Evidence:
+    return gather(spec.directory, spec.logs / "events.jsonl", spec.fault_log, spec.train, code)
+
+
+def as_json(outcomes: Sequence[Outcome], versions: Mapping[str, str]) -> dict[str, Any]:
+    """The whole result."""
+    return {
+        "versions": dict(versions),
+        "cells": [asdict(outcome) for outcome in outcomes],
+        "good": sum(outcome.good for outcome in outcomes),
+        "bad": sum(not outcome.good for outcome in outcomes),
+    }

@@ -1,0 +1,229 @@
+"""What is tried: layouts, faults, and how a job has to come out of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hotswap.demo.options import Layout, TrainOptions
+from hotswap.demo.plan import FRAMEWORKS, Outside
+from hotswap.demo.runner import JobSpec
+from hotswap.errors import EXIT_REQUEUE, EXIT_USER_ERROR, UsageError
+from hotswap.session.faults import MOMENTS, Fault
+
+STEP = 6
+"""Of the fault: late enough for a spare to be built in most jobs, which none relies on."""
+_SMALL = TrainOptions(steps=10, eval_every=4, tokens=16, width=32, layers=2, rows=2, warmup=2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """A training that takes seconds."""
+
+    framework: str
+    train: TrainOptions
+    nodes: int
+
+    @property
+    def moments(self) -> tuple[str, ...]:
+        """Of its step."""
+        return FRAMEWORKS[self.framework].moments
+
+    @property
+    def width(self) -> int:
+        """Workers of a node."""
+        return self.train.layout.slots // self.nodes
+
+
+_MEGATRON = replace(_SMALL, layout=Layout(tp=2, pp=2, dp=2), microbatches=2)
+LAYOUTS = {
+    "megatron-tp2-pp2-dp2": Program(framework="megatron", train=_MEGATRON, nodes=2),
+    "megatron-bf16-overlap": Program(framework="megatron", train=replace(_MEGATRON, bf16=True, overlap=True), nodes=2),
+    "fsdp2-dp4": Program(framework="fsdp2", train=replace(_SMALL, layout=Layout(dp=4)), nodes=2),
+    "ddp-dp3": Program(framework="ddp", train=replace(_SMALL, layout=Layout(dp=3)), nodes=3),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ordeal:
+    """What happens to one job. ``exit_code``: 0, and then the job must be identical; else the documented stop.
+
+    ``inside`` strikes at moments of steps, ``outside`` once a step is committed. ``checkpoints``: durable ones, every two steps.
+    ``harmless``: nothing has to be recovered.
+    """
+
+    inside: tuple[Fault, ...] = ()
+    outside: tuple[Outside, ...] = ()
+    spares: int = 1
+    exit_code: int = 0
+    checkpoints: bool = False
+    harmless: bool = False
+    arguments: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drill:
+    """A kind of fault. ``make`` gives None for a layout in which it makes no sense."""
+
+    what: str
+    make: Callable[[Program], Ordeal | None]
+
+
+def _fault(program: Program, scope: str, moment: str, slot: int = 0, generation: int = 1) -> Fault:
+    middle = program.train.microbatches // 2 if moment in ("forward", "backward") else 0
+    return Fault(step=STEP, moment=moment, slot=slot, scope=scope, occurrence=middle, generation=generation)
+
+
+def _at(scope: str, moment: str) -> Callable[[Program], Ordeal | None]:
+    """The victim is in another place for every moment."""
+
+    def make(program: Program) -> Ordeal | None:
+        if moment not in program.moments:
+            return None
+        slot = MOMENTS.index(moment) % program.train.layout.slots
+        return Ordeal(inside=(_fault(program, scope, moment, slot),))
+
+    return make
+
+
+def _outside(kind: str, *, harmless: bool = False) -> Callable[[Program], Ordeal | None]:
+    def make(program: Program) -> Ordeal:
+        slot = program.train.layout.slots - 1
+        outside = Outside(kind=kind, step=STEP // 2, slot=slot, node=f"node{slot // program.width}")
+        return Ordeal(outside=(outside,), harmless=harmless)
+
+    return make
+
+
+def _spare(program: Program) -> Ordeal:
+    """And then a node, for which there is another."""
+    outside = (Outside(kind="node", step=STEP // 2, node=f"node{program.nodes}"),)
+    return Ordeal(outside=outside, inside=(_fault(program, "node", "backward"),), spares=2)
+
+
+def _coordinator_and_node(program: Program) -> Ordeal:
+    """While there is none: the survivors wait for its successor."""
+    return Ordeal(outside=(Outside(kind="coordinator", step=STEP // 2),), inside=(_fault(program, "node", "backward"),))
+
+
+def _one_after_the_other(program: Program) -> Ordeal:
+    """The node that has just taken a place, in the redone step."""
+    first = _fault(program, "node", "backward")
+    return Ordeal(inside=(first, replace(first, generation=2)), spares=2)
+
+
+def _survivor_in_the_redone_step(program: Program) -> Ordeal:
+    other = program.width
+    return Ordeal(
+        inside=(_fault(program, "node", "backward"), _fault(program, "worker", "optimizer", other, generation=2)),
+        spares=2,
+    )
+
+
+def _owner_and_holder(*, checkpoints: bool) -> Callable[[Program], Ordeal | None]:
+    def make(program: Program) -> Ordeal:
+        nodes = tuple(Outside(kind="node", step=STEP, node=f"node{index}") for index in (0, 1))
+        code = 0 if checkpoints else EXIT_REQUEUE
+        return Ordeal(outside=nodes, spares=2, exit_code=code, checkpoints=checkpoints)
+
+    return make
+
+
+def _without_a_spare(program: Program) -> Ordeal:
+    return Ordeal(
+        inside=(_fault(program, "node", "backward"),),
+        spares=0,
+        exit_code=EXIT_REQUEUE,
+        arguments=("--spare-wait-s", "1"),
+    )
+
+
+def _raised_everywhere(program: Program) -> Ordeal:
+    faults = tuple(_fault(program, "raise", "optimizer", slot) for slot in range(program.train.layout.slots))
+    return Ordeal(inside=faults, exit_code=EXIT_USER_ERROR)
+
+
+DRILLS: dict[str, Drill] = {
+    **{
+        f"worker-{moment}": Drill(what=f"a worker is killed in '{moment}'", make=_at("worker", moment))
+        for moment in MOMENTS
+    },
+    **{f"node-{moment}": Drill(what=f"a node is killed in '{moment}'", make=_at("node", moment)) for moment in MOMENTS},
+    "stop-worker": Drill(what="a worker is stopped by a signal", make=_at("stop-worker", "backward")),
+    "stop-node": Drill(what="a node falls silent", make=_at("stop-node", "backward")),
+    "hang": Drill(what="a worker's main thread waits for ever", make=_at("hang", "backward")),
+    "raise": Drill(what="the script fails on one slot, once", make=_at("raise", "optimizer")),
+    "raise-everywhere": Drill(what="the script fails on all slots alike", make=_raised_everywhere),
+    "segv-worker": Drill(what="a worker crashes (SIGSEGV)", make=_outside("segv-worker")),
+    "abort-worker": Drill(what="a worker aborts (SIGABRT)", make=_outside("abort-worker")),
+    "agent": Drill(what="an agent is killed", make=_outside("agent")),
+    "coordinator": Drill(what="the coordinator is killed", make=_outside("coordinator", harmless=True)),
+    "coordinator-then-node": Drill(what="the coordinator is killed, and then a node", make=_coordinator_and_node),
+    "spare-then-node": Drill(what="a spare is killed, and then a node", make=_spare),
+    "node-twice": Drill(what="the spare that took a place is killed in the redone step", make=_one_after_the_other),
+    "node-then-survivor": Drill(what="a survivor is killed in the redone step", make=_survivor_in_the_redone_step),
+    "owner-and-holder": Drill(
+        what="a node and the one with its replicas are killed", make=_owner_and_holder(checkpoints=False)
+    ),
+    "owner-and-holder-checkpoint": Drill(
+        what="the same, with durable checkpoints", make=_owner_and_holder(checkpoints=True)
+    ),
+    "no-spare": Drill(what="a node is killed and there is no spare", make=_without_a_spare),
+}
+FAST = (
+    "worker-optimizer",
+    "node-backward",
+    "raise",
+    "coordinator-then-node",
+    "owner-and-holder-checkpoint",
+    "no-spare",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One job of the matrix."""
+
+    layout: str
+    drill: str
+    ordeal: Ordeal
+
+    @property
+    def program(self) -> Program:
+        """What it trains."""
+        return LAYOUTS[self.layout]
+
+
+def cells(suite: str, layouts: Sequence[str] = (), drills: Sequence[str] = ()) -> list[Cell]:
+    """The cells of a suite, "fast" or "full": in "fast" each drill meets one layout. UsageError for names that there are not."""
+    for given, known in ((layouts, LAYOUTS), (drills, DRILLS)):
+        if unknown := [name for name in given if name not in known]:
+            raise UsageError(f"there is no {', '.join(unknown)}; there are {', '.join(known)}")
+    chosen = [*(layouts or LAYOUTS)]
+    found = []
+    for row, name in enumerate(drills or (FAST if suite == "fast" else DRILLS)):
+        columns = [chosen[row % len(chosen)]] if suite == "fast" else chosen
+        for layout in columns:
+            ordeal = DRILLS[name].make(LAYOUTS[layout])
+            if ordeal is not None:
+                found.append(Cell(layout=layout, drill=name, ordeal=ordeal))
+    return found
+
+
+def job_of(cell: Cell, directory: Path, timeout_s: float) -> JobSpec:
+    """The job of *cell*, in *directory*."""
+    arguments = cell.ordeal.arguments
+    if cell.ordeal.checkpoints:
+        arguments += ("--checkpoint-dir", str(directory / "checkpoints"), "--checkpoint-interval", "2")
+    return JobSpec(
+        directory=directory,
+        framework=cell.program.framework,
+        train=cell.program.train,
+        nodes=cell.program.nodes,
+        spares=cell.ordeal.spares,
+        faults=cell.ordeal.inside,
+        outside=cell.ordeal.outside,
+        run_arguments=arguments,
+        timeout_s=timeout_s,
+    )

@@ -1,0 +1,95 @@
+"""Faults from outside, on a job that runs on this machine: its log directory says which processes it has."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from hotswap.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strike:
+    """*victim*: "worker" (a slot's), "node" (all its processes), "agent" or "coordinator"."""
+
+    victim: str
+    number: signal.Signals
+    what: str
+
+
+STRIKES = {
+    "worker": Strike(victim="worker", number=signal.SIGKILL, what="the process of a slot is killed"),
+    "segv-worker": Strike(victim="worker", number=signal.SIGSEGV, what="the process of a slot crashes"),
+    "abort-worker": Strike(victim="worker", number=signal.SIGABRT, what="the process of a slot aborts"),
+    "stop-worker": Strike(victim="worker", number=signal.SIGSTOP, what="the process of a slot is stopped for ever"),
+    "node": Strike(victim="node", number=signal.SIGKILL, what="all processes of a node are killed"),
+    "spare": Strike(victim="node", number=signal.SIGKILL, what="the same, of a node that does not train"),
+    "stop-node": Strike(victim="node", number=signal.SIGSTOP, what="all processes of a node fall silent"),
+    "agent": Strike(victim="agent", number=signal.SIGKILL, what="a node's agent is killed, and its workers with it"),
+    "coordinator": Strike(victim="coordinator", number=signal.SIGKILL, what="the coordinator is killed"),
+}
+
+
+def strike(logs: Path, kind: str, *, slot: int = -1, node: str = "") -> list[int]:
+    """Do it; the process ids that were meant. UsageError if there is no such process on this machine.
+
+    *logs* is the job's directory, in which its launcher keeps ``pids.json``; a worker is named by its *slot*, all else by *node*.
+    """
+    chosen = STRIKES[kind]
+    try:
+        pids = json.loads((logs / "pids.json").read_text())
+    except (OSError, ValueError):
+        raise UsageError(
+            f"{logs} is not the log directory of a job that runs on this machine: it has no pids.json"
+        ) from None
+    if chosen.victim == "coordinator":
+        return _signal([pids["coordinator"]], chosen.number)
+    if chosen.victim == "worker":
+        return _signal(_workers(logs, pids["agents"].values(), slot), chosen.number)
+    if node not in pids["agents"]:
+        raise UsageError(f"no node {node!r} here; there are {', '.join(sorted(pids['agents']))}")
+    agent = pids["agents"][node]
+    if chosen.victim == "agent":
+        return _signal([agent], chosen.number)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(agent, chosen.number)
+    return [agent]
+
+
+def _workers(logs: Path, groups: object, slot: int) -> list[int]:
+    """The live process that writes the slot's log, of the newest generation that has one here: spares keep workers of their own."""
+    ours = set(groups)  # type: ignore[call-overload]
+    found: dict[int, tuple[int, int]] = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            output = Path(os.readlink(entry / "fd" / "1"))
+            if output.name == f"slot{slot}.out" and os.getpgid(int(entry.name)) in ours:
+                found[int(entry.name)] = (int(output.parent.name.removeprefix("gen")), int(entry.name))
+    members = _places(logs)
+    active = [pid for pid in found if not members or Path(os.readlink(f"/proc/{pid}/fd/1")).parts[-3] in members]
+    if not active:
+        raise UsageError(f"slot {slot} has no process on this machine")
+    return [max(active, key=found.__getitem__)]
+
+
+def _places(logs: Path) -> set[str]:
+    """Names of the nodes that train, as the event log has them."""
+    places: list[str] = []
+    for line in (logs / "events.jsonl").read_text().splitlines():
+        with contextlib.suppress(ValueError):
+            event = json.loads(line)
+            places = event.get("places", places) if event["event"] == "recovery_started" else places
+    return {node.partition("#")[0] for node in places}
+
+
+def _signal(pids: list[int], number: signal.Signals) -> list[int]:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+    return pids

@@ -1,0 +1,149 @@
+"""The matrix says what it tries, and calls each job what it was."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hotswap.chaos import matrix, suite
+from hotswap.chaos.cli import inject
+from hotswap.chaos.matrix import Matrix, judge
+from hotswap.demo.records import History
+from hotswap.demo.runner import JobSpec
+from hotswap.demo.verdict import Evidence
+from hotswap.errors import UsageError
+
+DONE = {
+    "event": "recovery_done",
+    "cause": "node1#1 lost",
+    "phases_ms": {"total": 12.0},
+    "redone_steps": 1,
+    "generation": 2,
+}
+DEATH = {"kind": "node", "time": 1.0}
+
+
+def evidence(
+    code: int = 0, *, events: Any = (DONE,), deaths: int = 1, digest: str = "a", faults: tuple[str, ...] = ()
+) -> Evidence:
+    history = History(faults=faults)
+    return Evidence(
+        exit_code=code, history=history, final={0: {"model": digest}}, events=events, deaths=[DEATH] * deaths
+    )
+
+
+def ordeal(drill: str) -> suite.Ordeal:
+    made = suite.DRILLS[drill].make(suite.LAYOUTS["fsdp2-dp4"])
+    assert made is not None
+    return made
+
+
+def test_the_full_suite_meets_every_layout_with_every_fault_that_makes_sense_there() -> None:
+    cells = suite.cells("full")
+    assert len(suite.DRILLS) >= 15 and len(suite.LAYOUTS) >= 4
+    missing = {(drill, layout) for drill in suite.DRILLS for layout in suite.LAYOUTS} - {
+        (cell.drill, cell.layout) for cell in cells
+    }
+    # Nothing is gathered in a step of DistributedDataParallel.
+    assert missing == {("worker-gather", "ddp-dp3"), ("node-gather", "ddp-dp3")}
+
+
+def test_the_fast_suite_meets_every_layout() -> None:
+    cells = suite.cells("fast")
+    assert [cell.drill for cell in cells] == [*suite.FAST]
+    assert {cell.layout for cell in cells} == {*suite.LAYOUTS}
+
+
+@pytest.mark.parametrize("wrong", [{"layouts": ["tp9"]}, {"drills": ["meteor"]}])
+def test_names_that_there_are_not_are_refused(wrong: dict[str, list[str]]) -> None:
+    with pytest.raises(UsageError, match=r"there is no (tp9|meteor); there are "):
+        suite.cells("full", **wrong)
+
+
+@pytest.mark.parametrize(
+    ("drill", "found", "outcome"),
+    [
+        ("node-backward", evidence(), matrix.IDENTICAL),
+        ("node-backward", evidence(digest="b"), matrix.DIFFERENT),
+        ("node-backward", evidence(faults=("sample 7 was used twice",)), matrix.DIFFERENT),
+        ("node-backward", evidence(75), matrix.WRONG),
+        ("node-backward", evidence(deaths=0), matrix.MISSED),
+        ("node-backward", evidence(events=()), matrix.MISSED),
+        ("node-backward", evidence(events=({**DONE, "cause": "start"},)), matrix.MISSED),
+        ("coordinator", evidence(events=()), matrix.IDENTICAL),
+        ("no-spare", evidence(75, events=({"event": "job_stopped", "reason": "no spare"},)), matrix.STOPPED),
+        ("no-spare", evidence(75, deaths=0), matrix.MISSED),
+        ("no-spare", evidence(0), matrix.WRONG),
+        ("raise-everywhere", evidence(1, deaths=4), matrix.STOPPED),
+    ],
+)
+def test_what_a_job_is_called(drill: str, found: Evidence, outcome: str) -> None:
+    assert judge(ordeal(drill), evidence(), found)[0] == outcome
+
+
+class NoServers:
+    """Nothing is started in these tests."""
+
+    def of(self, framework: str) -> Any:
+        return contextlib.nullcontext()
+
+
+def test_a_job_that_does_not_end_is_called_hung_and_the_others_are_run(tmp_path: Path) -> None:
+    def run(spec: JobSpec) -> int:
+        spec.logs.mkdir(parents=True, exist_ok=True)
+        if "stop-node" in spec.directory.name:
+            raise TimeoutError("the job did not end")
+        if not spec.faults:
+            return 0
+        spec.fault_log.write_text(json.dumps(DEATH) + "\n")
+        events = (DONE, {"event": "job_stopped", "reason": "no spare"})
+        (spec.logs / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+        return 75
+
+    cells = suite.cells("full", ["fsdp2-dp4"], ["stop-node", "no-spare"])
+    seen: list[str] = []
+    runner = Matrix(tmp_path, NoServers(), keep=False, run=run)  # type: ignore[arg-type]
+    outcomes = runner.measure(cells, lambda outcome: seen.append(outcome.outcome))
+    assert [outcome.outcome for outcome in outcomes] == seen == [matrix.HUNG, matrix.STOPPED]
+    assert (outcomes[1].recoveries, outcomes[1].recovery_ms, outcomes[1].redone) == (1, 12.0, 1)
+    assert (tmp_path / "stop-node-on-fsdp2-dp4").exists(), "what went wrong is kept"
+    assert not (tmp_path / "no-spare-on-fsdp2-dp4").exists()
+    result = matrix.as_json(outcomes, {})
+    assert (result["good"], result["bad"]) == (1, 1)
+
+
+def test_an_undisturbed_job_that_fails_ends_the_matrix(tmp_path: Path) -> None:
+    def run(spec: JobSpec) -> int:
+        spec.directory.mkdir(parents=True, exist_ok=True)
+        return 1
+
+    with pytest.raises(UsageError, match="the undisturbed job of fsdp2-dp4 ended with 1"):
+        Matrix(tmp_path, NoServers(), keep=False, run=run).measure(  # type: ignore[arg-type]
+            suite.cells("full", ["fsdp2-dp4"], ["hang"]), lambda _: None
+        )
+
+
+def test_every_job_gets_its_faults(tmp_path: Path) -> None:
+    for cell in suite.cells("full"):
+        spec = suite.job_of(cell, tmp_path, 10.0)
+        assert spec.faults or spec.outside
+        assert replace(spec, faults=(), outside=()).command() == spec.command(), "faults are no options of a job"
+        assert ("--checkpoint-dir" in spec.command()) == cell.ordeal.checkpoints
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["worker"], "worker needs --slot"),
+        (["stop-node"], "stop-node needs --node"),
+        (["coordinator"], "no pids.json"),
+    ],
+)
+def test_an_injection_without_a_victim_is_refused(tmp_path: Path, arguments: list[str], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        inject([str(tmp_path), *arguments])
