@@ -17,18 +17,12 @@ from hotswap.core.job import Job
 from hotswap.core.limits import Limits
 from hotswap.core.past import Past
 from hotswap.core.recovery import PHASE_NAMES
-from hotswap.core.transitions import KINDS, TRAINS, TRANSITIONS, Kind, Phase
+from hotswap.core.transitions import KINDS, NEVER_STALE, OF_A_MEMBER, OF_A_RECOVERY, TRAINS, TRANSITIONS, Kind, Phase
 from hotswap.core.types import Membership, NodeId, Role, node_order
 from hotswap.errors import EXIT_OK, EXIT_REQUEUE, EXIT_USER_ERROR
 
 __all__ = ["Coordinator", "Limits"]
 
-_NEVER_STALE = frozenset({Kind.REGISTERED, Kind.BUILT, Kind.LOST, Kind.SHARD_DURABLE, Kind.CHECKPOINT_COMMITTED})
-"""A death stays a death, a model once built stays built, and what is on storage stays there."""
-_OF_A_RECOVERY = frozenset({Kind.FENCED, Kind.CONNECTED, Kind.READY, Kind.RESTORE_FAILED})
-_OF_A_MEMBER = frozenset(
-    {Kind.CONNECTED, Kind.READY, Kind.RESTORE_FAILED, Kind.FINISHED, Kind.TROUBLE, Kind.PACED, Kind.RAISED}
-)
 _LATE_NEWS = ""
 NAMES_MAX = 4
 """So many nodes are named in a reason."""
@@ -125,12 +119,12 @@ class Coordinator:
         newest = self.membership.generation if self.membership is not None else 0
         if generation > newest:
             return f"{node} speaks of generation {generation}, which was never committed (newest: {newest})"
-        if kind not in _NEVER_STALE and generation < newest:
+        if kind not in NEVER_STALE and generation < newest:
             return _LATE_NEWS
-        if kind in _OF_A_RECOVERY and self.phase is Phase.RECOLLECTING:
+        if kind in OF_A_RECOVERY and self.phase is Phase.RECOLLECTING:
             return _LATE_NEWS
         slot = getattr(message, "slot", None)
-        if kind in _OF_A_MEMBER and self.membership is not None and slot not in self.membership.slots_of(node):
+        if kind in OF_A_MEMBER and self.membership is not None and slot not in self.membership.slots_of(node):
             return f"{node} does not have slot {slot}"
         return None
 

@@ -48,6 +48,13 @@ class Kind(str, Enum):
     STOP_ASKED = "stop asked"
 
 
+NEVER_STALE = frozenset({Kind.REGISTERED, Kind.BUILT, Kind.LOST, Kind.SHARD_DURABLE, Kind.CHECKPOINT_COMMITTED})
+"""A death stays a death, a model once built stays built, and what is on storage stays there."""
+OF_A_RECOVERY = frozenset({Kind.FENCED, Kind.CONNECTED, Kind.READY, Kind.RESTORE_FAILED})
+OF_A_MEMBER = frozenset(
+    {Kind.CONNECTED, Kind.READY, Kind.RESTORE_FAILED, Kind.FINISHED, Kind.TROUBLE, Kind.PACED, Kind.RAISED}
+)
+
 P, K = Phase, Kind
 
 RUNNING = (P.FENCING, P.WAITING, P.REBUILDING, P.RESTORING, P.REDOING, P.TRAINING)
