@@ -43,7 +43,7 @@ from the script (exception).
 Time: from the fault to the end of the first step that was not complete before it, on both ranks, minus the median step before
 the fault of the same trial. Redone: steps that were complete before the fault and were done again. Equal: SHA-256 of all parameters after the last
 step, on both ranks, is that of an undisturbed run of the same system. Systems alternate trial by trial in random order: compare ratios.
-hotswap default: `hotswap run --standalone --nnodes 2:3`. Tuned: modules preloaded, --detection-budget-s 2.
+hotswap default: `hotswap run --standalone --nnodes 2:3`. Tuned: modules preloaded, --detection-budget-s 1.
 torchft default: lighthouse and torchrun lines of its README (min_replicas 2), time-outs of its train_ddp.py, FIXED_WITH_SPARES. Tuned:
 heartbeats every 50 ms, lost after 500 ms, gloo 1 s.
 NVRx default: its optimal_example.py (gloo 10 s) with a reserve rank, a checkpoint every 10 steps. Tuned: intervals 50 to 200 ms, time-outs 2 to 4 s, gloo 1 s,
@@ -112,7 +112,7 @@ def free_ports(count: int) -> int:
 
 
 def hotswap_commands(directory: Path, tuned: bool) -> list[Command]:
-    options = ("--preload", "torch,hotswap.session.session,toy", "--detection-budget-s", "2") if tuned else ()
+    options = ("--preload", "torch,hotswap.session.session,toy", "--detection-budget-s", "1") if tuned else ()
     line = (
         *(sys.executable, "-m", "hotswap.cli", "run", "--standalone", "--nnodes", f"{toy.RANKS}:{toy.RANKS + 1}"),
         *("--nproc-per-node", "1", "--rdzv-id", "job", "--log-dir", str(directory), "--redirects", "3", *options),
