@@ -158,7 +158,9 @@ def test_a_node_that_nobody_reaches_is_replaced_and_its_return_changes_nothing(
     assert nodes.launchers["b"].wait(DEADLINE_S) == 0
 
 
-@pytest.mark.parametrize("direction", ["to the coordinator", "from the coordinator"])
+@pytest.mark.parametrize(
+    "direction", ["to the coordinator", pytest.param("from the coordinator", marks=pytest.mark.full_matrix)]
+)
 def test_a_node_that_is_cut_off_from_the_coordinator_in_one_direction_is_replaced(
     direction: str, nodes: Nodes, reference_of: Reference
 ) -> None:
@@ -168,7 +170,7 @@ def test_a_node_that_is_cut_off_from_the_coordinator_in_one_direction_is_replace
     assert_same(nodes.finish(), reference_of(Cell(program=TWO)))
 
 
-@pytest.mark.parametrize("ways", ["both", "one"])
+@pytest.mark.parametrize("ways", [pytest.param("both", marks=pytest.mark.full_matrix), "one"])
 def test_a_node_that_its_peers_do_not_reach_is_replaced_although_the_coordinator_does(
     ways: str, nodes: Nodes, reference_of: Reference
 ) -> None:

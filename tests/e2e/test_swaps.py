@@ -177,7 +177,14 @@ def test_a_stopped_worker_is_ended_and_started_again(start: Start, reference_of:
     assert outcome.named("spare_promoted") == []
 
 
-@pytest.mark.parametrize(("program", "steps"), [(MEGATRON, LONG), (FSDP2, 4 * LONG)], ids=["megatron", "fsdp2"])
+@pytest.mark.parametrize(
+    ("program", "steps"),
+    [
+        pytest.param(MEGATRON, LONG, id="megatron", marks=pytest.mark.full_matrix),
+        pytest.param(FSDP2, LONG, id="fsdp2"),
+        pytest.param(FSDP2, 4 * LONG, id="fsdp2-and-back", marks=pytest.mark.full_matrix),
+    ],
+)
 def test_a_spare_takes_the_place_of_a_node_with_a_lost_worker(
     program: Program, steps: int, start: Start, reference_of: Reference
 ) -> None:
