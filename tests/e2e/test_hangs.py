@@ -79,6 +79,7 @@ def test_a_hang_that_comes_back_moves_to_another_node(run: Runner, reference_of:
     assert [event["replaces"] for event in outcome.named("spare_promoted")] == ["node0#1"]
 
 
+@pytest.mark.full_matrix
 def test_a_hang_that_comes_back_everywhere_ends_the_job(run: Runner) -> None:
     outcome = run(hanging(FSDP2, "lock", times=9, slots=(1,)))
     assert outcome.exit_code == 93

@@ -33,11 +33,11 @@ def _victims(program: Program) -> list[tuple[str, int]]:
 
 
 def _cells() -> list[object]:
-    """The whole matrix; every victim and every moment of every program is in the covering subset."""
+    """The whole matrix; every victim and every moment is in the covering subset, but for the victims of the second Megatron program."""
     cells: list[object] = []
     for program in (MEGATRON, MEGATRON_BF16, FSDP2, DDP):
         victims, moments = _victims(program), program.moments
-        rounds = max(len(victims), len(moments))
+        rounds = len(moments) if program is MEGATRON_BF16 else max(len(victims), len(moments))
         covering = {(index % len(victims), index % len(moments)) for index in range(rounds)}
         for row, (scope, slot) in enumerate(victims):
             for column, moment in enumerate(moments):
