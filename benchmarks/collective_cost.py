@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
 import statistics
 import sys
 import tempfile
@@ -27,11 +26,10 @@ import torch.distributed as dist
 
 from hotswap.comm import Groups
 from hotswap.errors import PeerUnreachable
+from overhead import bootstrap
 
 WORLD = 2
 SIZES = (1, 1024, 65536)
-CONFIDENCE = 0.95
-RESAMPLES = 4000
 
 
 def main() -> None:
@@ -98,7 +96,7 @@ def compare(plain: Any, stable: Any, tensor: torch.Tensor, arguments: argparse.N
             if number >= 0:
                 times[name].append(seconds)
     ratios = [a / b for a, b in zip(times["stable"], times["plain"], strict=True)]
-    low, high = bootstrap_interval(ratios)
+    low, high = bootstrap(ratios, statistics.median)
     return {
         "elements": tensor.numel(),
         "plain_us": statistics.median(times["plain"]) * 1e6,
@@ -107,14 +105,6 @@ def compare(plain: Any, stable: Any, tensor: torch.Tensor, arguments: argparse.N
         "ratio_low": low,
         "ratio_high": high,
     }
-
-
-def bootstrap_interval(values: list[float]) -> tuple[float, float]:
-    """Percentile interval of the median."""
-    chance = random.Random(1)
-    medians = sorted(statistics.median(chance.choices(values, k=len(values))) for _ in range(RESAMPLES))
-    tail = round(RESAMPLES * (1 - CONFIDENCE) / 2)
-    return medians[tail], medians[-1 - tail]
 
 
 def timed(action: Callable[[], object], calls: int) -> float:

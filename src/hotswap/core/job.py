@@ -151,7 +151,7 @@ class Job:
             return
         dead = [position for position, node in enumerate(self.current.places) if node not in self.roster]
         hurt = self._hurt(lost, dead) if self.limits.spare_first else []
-        fills = self.roster.fill(self.spares(), self.current, dead=dead, hurt=hurt)
+        fills = self.roster.fill(self.current, dead=dead, hurt=hurt)
         moving = {slot for position in fills for slot in self.current.slots_at(position)}
         unheld = self._new_processes({*lost, *self.finished}) | moving
         self.leave(now)

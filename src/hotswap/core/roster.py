@@ -113,14 +113,12 @@ class Roster:
         ready = {p: self.has_built(spare, membership.slots_at(p)) for p in range(len(membership.places))}
         return min(ready, key=lambda position: (-ready[position], covered[position], position))
 
-    def fill(
-        self, free: Sequence[NodeId], membership: Membership, *, dead: Sequence[int], hurt: Sequence[int]
-    ) -> dict[int, NodeId]:
-        """One of the *free* nodes for each dead position as far as they go; those built for a position go there first.
+    def fill(self, membership: Membership, *, dead: Sequence[int], hurt: Sequence[int]) -> dict[int, NodeId]:
+        """A spare for each dead position as far as they go; the ones that are built for a position go there first.
 
         For a *hurt* position, whose node is still there, only one that is built for it.
         """
-        free = [*free]
+        free = self.spares(membership)
         fills: dict[int, NodeId] = {}
         for least, positions in ((self.width, dead), (0, dead), (self.width, hurt)):
             for position in positions:

@@ -63,19 +63,19 @@ def strike(logs: Path, kind: str, *, slot: int = -1, node: str = "") -> list[int
 def _workers(logs: Path, groups: object, slot: int) -> list[int]:
     """The live process that writes the slot's log, of the newest generation that has one here: spares keep workers of their own."""
     ours = set(groups)  # type: ignore[call-overload]
-    found: dict[int, tuple[int, int]] = {}
+    members = _places(logs)
+    found: list[tuple[int, int]] = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         with contextlib.suppress(OSError):
             output = Path(os.readlink(entry / "fd" / "1"))
-            if output.name == f"slot{slot}.out" and os.getpgid(int(entry.name)) in ours:
-                found[int(entry.name)] = (int(output.parent.name.removeprefix("gen")), int(entry.name))
-    members = _places(logs)
-    active = [pid for pid in found if not members or Path(os.readlink(f"/proc/{pid}/fd/1")).parts[-3] in members]
-    if not active:
+            trains = not members or output.parent.parent.name in members
+            if output.name == f"slot{slot}.out" and trains and os.getpgid(int(entry.name)) in ours:
+                found.append((int(output.parent.name.removeprefix("gen")), int(entry.name)))
+    if not found:
         raise UsageError(f"slot {slot} has no process on this machine")
-    return [max(active, key=found.__getitem__)]
+    return [max(found)[1]]
 
 
 def _places(logs: Path) -> set[str]:

@@ -251,15 +251,19 @@ class MemoryKeeper:
                     raise
             await asyncio.sleep(RETRY_S)
 
-    def _fetch(self, slot: Slot, source: Source, step: Step, generation: Generation) -> Located:
-        section = SectionId(
+    def _make_room(self, slot: Slot, source: Source, step: Step, generation: Generation) -> SectionId:
+        """What *source* has to give, with memory reserved for it."""
+        self.vault.reserve(slot, int(GROWTH * (source.shared_nbytes + source.unique_nbytes)), self._buffers_wanted)
+        return SectionId(
             owner=slot,
             step=step,
             generation=generation,
             shared_nbytes=source.shared_nbytes,
             unique_nbytes=source.unique_nbytes,
         )
-        self.vault.reserve(slot, int(GROWTH * (section.shared_nbytes + section.unique_nbytes)), self._buffers_wanted)
+
+    def _fetch(self, slot: Slot, source: Source, step: Step, generation: Generation) -> Located:
+        section = self._make_room(slot, source, step, generation)
         adoption = self.vault.begin_adoption(section)
         try:
             sums = self._take(source.unique_from, slot, step, SectionKind.UNIQUE, adoption.unique)

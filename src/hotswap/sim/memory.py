@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hotswap.core.types import Endpoint, Generation, HeldKind, NodeId, Slot, Source, Step
 from hotswap.errors import IntegrityError, LayoutMismatch, PeerUnreachable
-from hotswap.node.memory_keeper import CHECKPOINTS_KEPT, GROWTH, MemoryKeeper
+from hotswap.node.memory_keeper import CHECKPOINTS_KEPT, MemoryKeeper
 from hotswap.replication.buffers import Budget, Buffer, Located
 from hotswap.replication.handles import Writer
 from hotswap.replication.memory import MemoryFile
@@ -216,14 +216,7 @@ class KeeperModel(MemoryKeeper):
     async def _fetch(  # type: ignore[override]
         self, slot: Slot, source: Source, step: Step, generation: Generation
     ) -> Located:
-        section = SectionId(
-            owner=slot,
-            step=step,
-            generation=generation,
-            shared_nbytes=source.shared_nbytes,
-            unique_nbytes=source.unique_nbytes,
-        )
-        self.vault.reserve(slot, int(GROWTH * (section.shared_nbytes + section.unique_nbytes)), self._buffers_wanted)
+        section = self._make_room(slot, source, step, generation)
         while any(buffer.writing for buffer in self.vault._granted[slot]):
             await self._sleep(0.001)
         adoption = self.vault.begin_adoption(section)

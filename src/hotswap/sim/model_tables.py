@@ -6,15 +6,14 @@ coordinator is in it.
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import re
 import sys
 from pathlib import Path
 
 from hotswap.core.transitions import TRANSITIONS, Kind, Phase
-from hotswap.errors import EXIT_OK, EXIT_USER_ERROR
 from hotswap.replication.vault import Vault
+from hotswap.sim.generated import keep
 
 DEFAULT = Path("models/transitions.pml")
 
@@ -46,19 +45,7 @@ def _name(member: Phase | Kind) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Exit code 0 if the file is up to date, or now is."""
-    parser = argparse.ArgumentParser(prog="python -m hotswap.sim.model_tables", description=__doc__)
-    parser.add_argument("file", nargs="?", type=Path, default=DEFAULT)
-    parser.add_argument("--check", action="store_true", help="change nothing")
-    options = parser.parse_args(argv)
-    text = render()
-    if options.file.exists() and options.file.read_text() == text:
-        return EXIT_OK
-    if options.check:
-        print(f"{options.file} is not up to date: run make docs", file=sys.stderr)
-        return EXIT_USER_ERROR
-    options.file.write_text(text)
-    print(f"{options.file} written")
-    return EXIT_OK
+    return keep("hotswap.sim.model_tables", __doc__, DEFAULT, lambda _: render(), argv)
 
 
 if __name__ == "__main__":

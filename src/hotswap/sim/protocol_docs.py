@@ -6,7 +6,6 @@ the message classes say now; with ``--check`` it only says whether the file is u
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import inspect
 import re
@@ -18,7 +17,7 @@ from typing import get_args
 from hotswap.core import messages
 from hotswap.core.recovery import PHASE_NAMES
 from hotswap.core.transitions import TRANSITIONS, Kind, Phase
-from hotswap.errors import EXIT_OK, EXIT_USER_ERROR
+from hotswap.sim.generated import keep
 
 DEFAULT = Path("docs/protocol.md")
 
@@ -113,20 +112,7 @@ def render(text: str) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Exit code 0 if the file is up to date, or now is."""
-    parser = argparse.ArgumentParser(prog="python -m hotswap.sim.protocol_docs", description=__doc__)
-    parser.add_argument("file", nargs="?", type=Path, default=DEFAULT)
-    parser.add_argument("--check", action="store_true", help="change nothing")
-    options = parser.parse_args(argv)
-    text = options.file.read_text()
-    drawn = render(text)
-    if drawn == text:
-        return EXIT_OK
-    if options.check:
-        print(f"{options.file} is not up to date: run make docs", file=sys.stderr)
-        return EXIT_USER_ERROR
-    options.file.write_text(drawn)
-    print(f"{options.file} written")
-    return EXIT_OK
+    return keep("hotswap.sim.protocol_docs", __doc__, DEFAULT, render, argv)
 
 
 if __name__ == "__main__":
