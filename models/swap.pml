@@ -30,12 +30,11 @@
 #define ABSENT 0
 #define COMPUTING 1
 #define MET 2
-#define ENTERED 3
-#define PASSED 4
-#define WRITING 5
-#define PARKED 6
-#define RESTORED 7
-#define FINISHED 8
+#define PASSED 3
+#define WRITING 4
+#define PARKED 5
+#define RESTORED 6
+#define FINISHED 7
 
 byte phase = TRAINING;
 byte generation = 1;
@@ -119,12 +118,13 @@ proctype worker(byte s) {
   :: atomic { at[s] == COMPUTING && TOLD(s) && !GONE(s) && step[s] < STEPS && met[s] <= step[s] -> met[s] = step[s] + 1 }
   :: atomic { at[s] == COMPUTING && TOLD(s) && !GONE(s) && met[s] == step[s] + 1 && met[OTHER(s)] >= step[s] + 1 ->
        assert(step[OTHER(s)] > step[s] || history[s] == history[OTHER(s)]); at[s] = MET }
-  /* The commit gate: entered with an acknowledged replica, passed when the other one has entered it. */
+  /* The commit gate: entered with an acknowledged replica, however far the step is; passed when the other one has entered it. */
 #ifdef NO_GATE
   :: atomic { at[s] == MET && TOLD(s) && !GONE(s) -> at[s] = PASSED; torn[s] = true }
 #else
-  :: atomic { at[s] == MET && TOLD(s) && !GONE(s) && acked[s] == step[s] + 1 -> gate[s] = step[s] + 1; at[s] = ENTERED }
-  :: atomic { at[s] == ENTERED && TOLD(s) && !GONE(s) && gate[OTHER(s)] >= step[s] + 1 ->
+  :: atomic { (at[s] == COMPUTING || at[s] == MET) && TOLD(s) && !GONE(s) && step[s] < STEPS && gate[s] <= step[s] &&
+              acked[s] == step[s] + 1 -> gate[s] = step[s] + 1 }
+  :: atomic { at[s] == MET && TOLD(s) && !GONE(s) && gate[s] == step[s] + 1 && gate[OTHER(s)] >= step[s] + 1 ->
        committed = (step[s] > committed -> step[s] : committed); at[s] = PASSED; torn[s] = true }
 #endif
   /* The snapshot: what was in the buffer no longer counts, then it is whole. It becomes valid or the abort begins: never both. */

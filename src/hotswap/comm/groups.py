@@ -87,7 +87,7 @@ class Groups:
         self._old: list[Link] = []
         self._adapter: Adapter | None = None
         self._generation: Generation | None = None
-        self._gate_tensor = torch.zeros(1, dtype=torch.int64)
+        self._gate: tuple[Any, torch.Tensor] | None = None
         self._gate_options: Any = dist.AllreduceOptions()
         self._gate_options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
         self._no_store: Store = _NoStore()  # c10d keeps the C++ half only
@@ -188,19 +188,32 @@ class Groups:
     def gate(self, proposal: int = 0) -> int:
         """Return only when every slot has come here in this generation; the largest of all slots' proposals."""
         self.check()
+        self.begin_gate(proposal)
+        return self.pass_gate()
+
+    def begin_gate(self, proposal: int) -> None:
+        """Take part in the gate without waiting for the others. From any thread, but not while this slot is in one."""
         link = self._links.get(CONTROL_KEY)
-        if link is None:
-            return proposal
-        self._gate_tensor[0] = proposal
+        # A tensor of its own: what an aborted gate still writes must not reach the next one.
+        tensor = torch.tensor([proposal], dtype=torch.int64)
+        work = None if link is None else link.backends["cpu"].allreduce([tensor], self._gate_options)
+        self._gate = work, tensor
+
+    def pass_gate(self) -> int:
+        """Return when every slot has begun this gate; the largest proposal. Fenced if the generation ends, PeerUnreachable at the time-out."""
+        assert self._gate is not None, "pass_gate comes after begin_gate"
+        work, tensor = self._gate
+        self.check()
         try:
-            work = link.backends["cpu"].allreduce([self._gate_tensor], self._gate_options)
-            work.wait()
+            if work is not None:
+                work.wait()
         except RuntimeError as error:
             self.check()
             raise PeerUnreachable(
                 f"a slot did not come to the gate of generation {self._generation}: {error}"
             ) from error
-        return int(self._gate_tensor[0])
+        self._gate = None
+        return int(tensor[0])
 
     def abort(
         self,

@@ -31,6 +31,7 @@ from hotswap.integrations import discover, forget_frames
 from hotswap.replication.capture import Capture
 from hotswap.session import faults
 from hotswap.session.edges import looks_like_communication, own_gpu
+from hotswap.session.gate import CommitGate
 from hotswap.session.mailbox import AgentRendezvous, Mailbox
 from hotswap.session.pace import Pace
 from hotswap.session.reporter import Reporter
@@ -75,6 +76,7 @@ class Session:
         self._running = False
         self._built = False
         self._in_attempt = False
+        self._gate = CommitGate(self._groups, self._mailbox)
         self._gate_passed = False
         self._pace = Pace(minimum=settings.snapshot_interval_steps, limit=settings.overhead_limit)
         self._snapshot_step: Step = -1
@@ -184,6 +186,8 @@ class Session:
         self._dirty, self._gate_passed, self._in_attempt = True, False, True
         self._attempt_at = time.monotonic()
         self._note_context()
+        needs = self._snapshot_step if self._snapshot_is_due() else None
+        self._gate.arm(self.generation, self._step, needs=needs, proposal=self._pace.proposal())
         return self._step
 
     def _exit(self, error: BaseException | None) -> bool:
@@ -251,7 +255,7 @@ class Session:
             self._snapshots.wait_acked(self.generation, self._snapshot_step)
             self._pace.note_latency(self._mailbox.acked_at - self._snapshot_at)
         self._waited_s = time.monotonic() - self._gate_at
-        self._agreed = self._groups.gate(self._pace.proposal())
+        self._agreed = self._gate.wait()
         self._mailbox.require(self.generation)
         self._gate_passed = True
 
@@ -419,6 +423,7 @@ class Session:
                     self._on_fence(message)
                 else:
                     self._mailbox.put(message)
+                    self._gate.advance()
         except HotswapError as error:
             self._mailbox.close(str(error))
         except BaseException as error:

@@ -7,7 +7,7 @@ messages and the memory are production's. The generator yields how long it is bu
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Union, cast
 
 from hotswap.core import messages as m
@@ -30,6 +30,18 @@ GROWTH = 1.25
 FOREVER = 1e9
 Yield = Union[float, Callable[[], object]]
 Thread = Generator[Yield, None, None]
+
+
+@dataclass(kw_only=True)
+class _Gate:
+    """A commit gate, in which a worker takes part beside what it does. ``relied``: what has to be acknowledged before."""
+
+    key: Key
+    relied: State | None = None
+    proposal: int = 1
+    begun: bool = False
+    agreed: int | None = None
+    broken: bool = False
 
 
 class WorkerModel:
@@ -69,6 +81,7 @@ class WorkerModel:
         self._in: Key | None = None
         self._result: int | None = None
         self._broken = False
+        self._gate = _Gate(key=("", "gate", -1), begun=True)
         self._thread = self._life()
         self._timer: Timer = self.world.after(0.0, self._advance)
 
@@ -142,6 +155,7 @@ class WorkerModel:
             self.exit(message.exit_code)
             return
         self.mailbox.put(message)
+        self._advance_gate()
         if isinstance(message, m.Fence) and 0 < self.generation < message.generation:
             # Copies behind a device that may take in garbage from now on never count.
             if self.copying is not None and self.world.chance(0.5):
@@ -166,6 +180,9 @@ class WorkerModel:
         key = (self.membership, name, 0 if name == "connect" else self.step)
         self._in, self._result, self._broken = key, None, False
         self.job.fabric.enter(key, self, self.state, sample=sample, relied=relied, proposal=proposal)
+        yield from self._in_collective()
+
+    def _in_collective(self) -> Thread:
         yield lambda: self._result is not None or self._broken
         self._in = None
         if self._broken:
@@ -182,12 +199,16 @@ class WorkerModel:
 
     def complete(self, key: Key, result: int) -> None:
         """The collective is through."""
+        if self._gate.key == key:
+            self._gate.agreed = result
         if self._in == key and self._result is None:
             self._result = result
             self.poke()
 
     def break_off(self, key: Key) -> None:
         """A connection broke in the collective, or its time is up."""
+        if self._gate.key == key:
+            self._gate.broken = True
         if self._in == key and self._result is None:
             self._broken = True
             self.poke()
@@ -236,6 +257,9 @@ class WorkerModel:
         """One step."""
         setup = self.job.setup
         self.dirty = True
+        due = self._due()
+        if setup.gate:
+            self._arm_gate(due)
         sample = self.state.position
         self.state = replace(self.state, position=sample + 1)
         yield self.job.between(setup.compute_s)
@@ -244,10 +268,9 @@ class WorkerModel:
         history = self._result
         assert history is not None, "a collective that is through has a result"
         self._check()
-        due = self._due()
         agreed = self.interval
         if setup.gate:
-            agreed = yield from self._gate(due)
+            agreed = yield from self._pass_gate()
         if self.copying is not None:
             yield from self._wait(lambda: self.copying is None)
         self._check()
@@ -259,12 +282,27 @@ class WorkerModel:
         yield from self._complete(State(step=self.step + 1, history=history, position=sample + 1), due)
         self.interval = agreed
 
-    def _gate(self, due: bool) -> Generator[Yield, None, int]:
-        """Wait for the replica if the next snapshot would overwrite the one before; then see that all others have."""
-        if due:
-            yield from self._wait_acked()
+    def _arm_gate(self, due: bool) -> None:
+        """Take part as soon as the replica is whole, if the next snapshot would overwrite the one before."""
         proposal = self.world.dice.randint(1, 4) if self.job.setup.paced else 1
-        yield from self._collective("gate", relied=self.kept if due else None, proposal=proposal)
+        key = (self.membership, "gate", self.step)
+        self._gate = _Gate(key=key, relied=self.kept if due else None, proposal=proposal)
+        self._advance_gate()
+
+    def _advance_gate(self) -> None:
+        gate = self._gate
+        acked = gate.relied is None or self.mailbox.acked >= gate.relied.step
+        if acked and not gate.begun and not self._fenced():
+            gate.begun = True
+            self.job.fabric.enter(gate.key, self, self.state, sample=0, relied=gate.relied, proposal=gate.proposal)
+
+    def _pass_gate(self) -> Generator[Yield, None, int]:
+        """Wait for all others, beside whom forward and backward have gone on."""
+        gate = self._gate
+        if gate.relied is not None:
+            yield from self._wait_acked()
+        self._in, self._result, self._broken = gate.key, gate.agreed, gate.broken and gate.agreed is None
+        yield from self._in_collective()
         self._check()
         assert self._result is not None, "a gate that is passed says how far snapshots are apart"
         return self._result
