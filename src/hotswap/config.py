@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from hotswap.core.limits import LINK_FLOOR
 from hotswap.errors import UsageError
 
 
@@ -44,6 +45,10 @@ class Timing:
     def phase_s(self) -> float:
         """Longest time any phase of a recovery may take before its laggards count as failed."""
         return max(30.0, 6 * self.detection_budget_s)
+
+    def transfer_s(self, nbytes: int) -> float:
+        """Longest time that so many bytes may take from one node to another; whoever stands still is noticed long before."""
+        return self.phase_s + nbytes / LINK_FLOOR
 
     @property
     def park_s(self) -> float:

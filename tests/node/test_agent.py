@@ -6,10 +6,12 @@ import asyncio
 import os
 import signal
 import stat
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
-from agent_kit import Bench, Worker, bench, holder, play, until
+from agent_kit import DEADLINE_S, Bench, Worker, bench, holder, play, until
 
 from hotswap.config import Timing
 from hotswap.core import messages as m
@@ -341,6 +343,77 @@ def test_ready_means_restored_and_replicated(tmp_path: Path, monkeypatch: Patch)
             it.agent.memory.endpoints["b#1"] = it.peer.endpoint
             assert (await it.hear(m.WorkerReady)).slot == 0
             assert it.peer.inventory()[0].step == 0
+
+    play(scenario())
+
+
+def test_a_worker_connects_while_its_state_is_on_its_way(tmp_path: Path, monkeypatch: Patch) -> None:
+    async def scenario() -> None:
+        async with bench(tmp_path, monkeypatch) as it:
+            it.peer = holder(tmp_path)
+            worker = await it.training_worker(step=3)
+            it.agent.memory.vault.forget(0, HeldKind.OWN)
+            it.spawner.end(worker, -9)
+            await it.hear(m.WorkerLost)
+            it.fence(2, lost=(0,))
+            successor = await it.worker(1)
+            await it.hear(m.NodeFenced)
+            successor.say(w.Built(shape="s", peers=(), rehearsed=False))
+            may_answer = threading.Event()
+            opened = it.peer.vault.open
+
+            def slow_open(*args: Any, **kwargs: Any) -> Any:
+                assert may_answer.wait(DEADLINE_S)
+                return opened(*args, **kwargs)
+
+            monkeypatch.setattr(it.peer.vault, "open", slow_open)
+            it.plan(2, 3, Source(kind=SourceKind.REPLICA, unique_from="b#1", unique_nbytes=100), push=False)
+            assert (await successor.hear(w.Connect)).generation == 2
+            assert (await successor.hear(w.Granted)).buffers == 2
+            successor.say(w.Connected(generation=2))
+            await it.hear(m.WorkerConnected)
+            await successor.silent(w.Load)
+            may_answer.set()
+            assert (await successor.hear(w.Load)).resume_step == 3
+
+    play(scenario())
+
+
+def test_memory_for_snapshots_is_made_beside_everything_else(tmp_path: Path, monkeypatch: Patch) -> None:
+    """The kernel fills it with zeros, which takes seconds for a large model: nobody may take this node for silent meanwhile."""
+
+    async def scenario() -> None:
+        async with bench(tmp_path, monkeypatch) as it:
+            worker = await it.built_worker()
+            vault = it.agent.memory.vault
+            may_end, reserve = threading.Event(), vault.reserve
+
+            def slow_reserve(*args: Any) -> Any:
+                assert may_end.wait(DEADLINE_S)
+                return reserve(*args)
+
+            monkeypatch.setattr(vault, "reserve", slow_reserve)
+            worker.say(w.Reserve(nbytes=64, buffers=2))
+            await worker.silent(w.Granted)
+            await it.hear(m.Heartbeat)
+            it.fence(2)
+            await worker.hear(m.Fence)
+            may_end.set()
+            assert (await worker.hear(w.Granted)).buffers == 2
+
+    play(scenario())
+
+
+def test_a_worker_that_asks_for_more_memory_than_there_is_ends_with_the_reason(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    async def scenario() -> None:
+        async with bench(tmp_path, monkeypatch) as it:
+            worker = await it.built_worker()
+            worker.say(w.Reserve(nbytes=2**60, buffers=2))
+            await until(lambda: bool(worker.signals))
+            it.spawner.end(worker, -9)
+            assert "memory" in (await it.hear(m.WorkerLost)).detail
 
     play(scenario())
 

@@ -20,6 +20,7 @@ from hotswap.core.messages import Plan
 from hotswap.core.types import Endpoint, HeldKind, Source, SourceKind
 from hotswap.errors import HotswapError, PeerFault
 from hotswap.node.memory_keeper import MemoryKeeper
+from hotswap.replication.buffers import Located
 from hotswap.replication.sections import SectionKind
 from hotswap.wire import worker_messages as w
 
@@ -35,7 +36,7 @@ class Node:
     def snapshot(self, slot: int, step: int, unique: bytes, shared: bytes = b"", generation: int = 1) -> None:
         """As a worker does it."""
         keeper = self.keeper
-        keeper.reserve(slot, len(unique) + len(shared), 2)
+        keeper.vault.reserve(slot, len(unique) + len(shared), 2)
         buffer = keeper.free(slot)
         keeper.snapshot_begin(slot, buffer)
         keeper.buffers(slot)[buffer].view()[: len(shared) + len(unique)] = shared + unique
@@ -43,6 +44,11 @@ class Node:
             generation=generation, step=step, buffer=buffer, shared_nbytes=len(shared), unique_nbytes=len(unique)
         )
         keeper.snapshot_done(slot, done)
+
+    async def fetch(self, slot: int, source: Source, step: int) -> Located | None:
+        """As an agent does it for a worker that has no memory yet."""
+        await self.keeper.prepare(slot, source, [])
+        return await self.keeper.locate(slot, source, step)
 
     def held(self, kind: HeldKind) -> set[tuple[int, int]]:
         return {(item.slot, item.step) for item in self.keeper.inventory() if item.kind is kind}
@@ -271,7 +277,7 @@ def test_own_state_in_memory_that_was_replaced_is_moved(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with nodes(tmp_path) as (a, _):
             a.snapshot(0, 1, b"unique", shared=b"shared")
-            a.keeper.reserve(0, 10_000, 2)
+            await a.keeper.reserve(0, 10_000, 2)
             located = await a.keeper.locate(0, Source(kind=SourceKind.OWN), 1)
             assert located is not None
             assert a.read(0, located.buffer, 12) == b"sharedunique"
@@ -289,7 +295,7 @@ def test_lost_state_comes_from_the_holder_and_a_peer(tmp_path: Path) -> None:
             await until(lambda: a.acked)
             b.snapshot(1, 4, b"other!", shared=b"shared")
             a.keeper.vault.forget(0, HeldKind.OWN)
-            located = await a.keeper.locate(0, replica("b#1", 6, "b#1", 1, 6), 4)
+            located = await a.fetch(0, replica("b#1", 6, "b#1", 1, 6), 4)
             assert located is not None
             assert a.read(0, located.buffer, 12) == b"sharedunique"
             assert a.held(HeldKind.OWN) == {(0, 4)}
@@ -303,7 +309,7 @@ def test_lost_state_whose_replica_is_on_this_node_needs_no_network(tmp_path: Pat
             a.snapshot(0, 4, b"unique")
             await until(lambda: a.acked)
             b.keeper.endpoints = {}
-            located = await b.keeper.locate(0, replica("b#1", 6), 4)
+            located = await b.fetch(0, replica("b#1", 6), 4)
             assert located is not None and b.read(0, located.buffer, 6) == b"unique"
 
     play(scenario())
@@ -316,7 +322,7 @@ def test_a_holder_that_is_out_of_reach_for_a_moment_is_asked_again(tmp_path: Pat
             await until(lambda: a.acked)
             a.keeper.vault.forget(0, HeldKind.OWN)
             a.keeper.endpoints = {"b#1": NOWHERE}
-            locating = asyncio.ensure_future(a.keeper.locate(0, replica("b#1", 6), 4))
+            locating = asyncio.ensure_future(a.fetch(0, replica("b#1", 6), 4))
             await asyncio.sleep(0.2)
             a.keeper.endpoints = {"b#1": b.keeper.endpoint}
             located = await locating
@@ -333,7 +339,7 @@ def test_a_fetch_that_fails_leaves_nothing_half_done(tmp_path: Path, why: str) -
             if why == "not held":
                 a.keeper.endpoints = {"b#1": b.keeper.endpoint}
             with pytest.raises(PeerFault if why != "not held" else HotswapError):
-                await asyncio.wait_for(a.keeper.locate(0, replica("b#1", 6), 4), 60)
+                await asyncio.wait_for(a.fetch(0, replica("b#1", 6), 4), 60)
             assert a.held(HeldKind.OWN) == set()
             a.snapshot(0, 5, b"next")
             assert a.held(HeldKind.OWN) == {(0, 5)}
@@ -356,7 +362,7 @@ def test_what_a_thread_finishes_after_a_fence_is_void(tmp_path: Path, monkeypatc
                 return real(self, *args)
 
             monkeypatch.setattr(MemoryKeeper, "_take", slow)
-            fetching = asyncio.create_task(a.keeper.locate(0, replica("b#1", 6), 4))
+            fetching = asyncio.create_task(a.fetch(0, replica("b#1", 6), 4))
             await until(begun.is_set)
             a.keeper.fence(2)
             go_on.set()

@@ -120,12 +120,12 @@ class ScriptedAgent:
 
     def load(self, source: SourceKind, step: int, buffer: int = -1, done: w.SnapshotDone | None = None) -> None:
         nbytes = {} if done is None else {"shared_nbytes": done.shared_nbytes, "unique_nbytes": done.unique_nbytes}
+        self.say(w.Connect(generation=self.generation, keep=()))
         self.say(
             w.Load(
                 generation=self.generation,
                 resume_step=step,
                 source=source,
-                keep=(),
                 free=self.free,
                 buffer=buffer,
                 **nbytes,

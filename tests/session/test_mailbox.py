@@ -42,7 +42,7 @@ def fence(generation: int) -> m.Fence:
 
 
 def load(generation: int) -> w.Load:
-    return w.Load(generation=generation, resume_step=0, source=SourceKind.FRESH, keep=(), free=1)
+    return w.Load(generation=generation, resume_step=0, source=SourceKind.FRESH, free=1)
 
 
 class Waiting:
@@ -151,3 +151,13 @@ def test_the_rendezvous_asks_waits_and_publishes(mailbox: Mailbox, links: tuple[
     waiting = Waiting(lambda: rendezvous.get("late", 30))
     mailbox.put(fence(2))
     assert isinstance(waiting.end(), Fenced)
+
+
+def test_a_plan_that_a_fence_has_overtaken_is_not_followed(mailbox: Mailbox) -> None:
+    mailbox.put(fence(2))
+    for message in (w.Connect(generation=1, keep=()), load(1)):
+        mailbox.put(message)
+    assert mailbox.connect is None
+    assert mailbox.load is None
+    mailbox.put(w.Connect(generation=2, keep=("a",)))
+    assert mailbox.wait(2, lambda: mailbox.connect).keep == ("a",)

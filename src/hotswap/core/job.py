@@ -14,7 +14,7 @@ from hotswap.core.detector import SilenceDetector
 from hotswap.core.events import Disconnect, Effect, Exit, Fields, Record, Scalar, Send
 from hotswap.core.hang import HangWatch
 from hotswap.core.history import History
-from hotswap.core.limits import Limits
+from hotswap.core.limits import LINK_FLOOR, Limits
 from hotswap.core.past import Past
 from hotswap.core.recovery import PHASE_NAMES, Recovery
 from hotswap.core.roster import Roster
@@ -305,6 +305,7 @@ class Job:
     def _announce(self, recovery: Recovery, ledger: resume.Ledger, choice: resume.Resume) -> None:
         recovery.resume_step = choice.step
         recovery.redone = resume.redone_steps(ledger.live, choice.step)
+        recovery.moved_nbytes = 2 * ledger.largest_nbytes()
         holders = placement.holders(self.current, self.roster.domains, self.spares())
         plan = self.plan = m.Plan(
             generation=self.current.generation,
@@ -441,9 +442,18 @@ class Job:
             return self.attempt.phase_at + limits.phase_s
         if self.phase is Phase.REBUILDING and self.roster.unbuilt(self.current):
             return self.attempt.phase_at + limits.build_s if self.protected else float("inf")
-        if self.phase in (Phase.REBUILDING, Phase.RESTORING):
+        if self.phase is Phase.REBUILDING:
             return max(self.attempt.phase_at, self.built_at) + limits.phase_s
+        if self.phase is Phase.RESTORING:
+            return self.attempt.phase_at + self._restore_s()
         return float("inf")
+
+    def _restore_s(self) -> float:
+        """How much there is to restore is known of what lies in memory. Storage may take as long as building a worker."""
+        assert self.plan is not None, "restoring without a plan"
+        if any(source.kind is SourceKind.CHECKPOINT for source in self.plan.sources.values()):
+            return self.limits.build_s
+        return self.limits.phase_s + self.attempt.moved_nbytes / LINK_FLOOR
 
     @property
     def running(self) -> bool:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+LINK_FLOOR = 100e6
+"""Bytes per second between two nodes for one slot, at least: deadlines of transfers grow with their size at this rate."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """Sizes and deadlines of a job. Times in seconds.
 
-    ``phase_s``: longest time a phase may take once every worker is built; ``build_s``: longest time for building one;
+    ``phase_s``: longest time a phase may take once every worker is built, beside what moving state takes; ``build_s``: longest time for building one;
     ``spare_first``: where a worker is lost and a spare stands built for its node's place, the spare takes the place and the node
     becomes the spare, instead of starting a new worker on it. ``last_call_s``: how long a complete job waits for further
     spares; ``recoveries_max``: planned recoveries without a newly committed step in between, after which going on is pointless; ``respawns_max``: the same for the deaths of one slot's

@@ -25,7 +25,8 @@ PHASE_NAMES = {
 class Recovery:
     """``lost``: slots whose process is new and holds nothing. ``started_at`` is when the first attempt began, in seconds.
 
-    ``probe``: no loss explains the end of the last generation; the network may.
+    ``probe``: no loss explains the end of the last generation; the network may. ``moved_nbytes``: what a slot's state can have
+    to travel, at most: fetched, and sent on to its holder.
     """
 
     cause: str
@@ -37,6 +38,7 @@ class Recovery:
     connected: set[Slot] = field(default_factory=set)
     ready: set[Slot] = field(default_factory=set)
     resume_step: Step = 0
+    moved_nbytes: int = 0
     redone: int = 0
     phases_ms: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASE_NAMES.values(), 0.0))
 

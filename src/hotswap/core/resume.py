@@ -39,6 +39,12 @@ class Ledger:
             else:
                 self.replicas.setdefault(item.slot, {}).setdefault(item.step, {})[node] = item
 
+    def largest_nbytes(self) -> int:
+        """Of one slot's state, as far as anything is held."""
+        items = [item for versions in self.own.values() for _, item in versions.values()]
+        items += [item for versions in self.replicas.values() for held in versions.values() for item in held.values()]
+        return max((item.shared_nbytes + item.unique_nbytes for item in items), default=0)
+
     def steps(self) -> list[Step]:
         """Every step that anything is held for, newest first."""
         found = {worker.step for worker in self.live.values() if not worker.torn}

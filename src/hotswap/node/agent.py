@@ -20,7 +20,7 @@ from hotswap.core.types import Generation, NodeId, Slot, Step, node_id
 from hotswap.errors import EXIT_REQUEUE, EXIT_USAGE, AuthError, HotswapError
 from hotswap.node.forward import forwarded
 from hotswap.node.hung import HungWorkers
-from hotswap.node.loading import grant, load
+from hotswap.node.loading import grant, grant_new, load
 from hotswap.node.parts import REAL, Parts
 from hotswap.node.process import die_with_parent, run_and_leave, set_up_logging
 from hotswap.node.relay import RendezvousRelay
@@ -315,13 +315,15 @@ class Agent:
         self.memory.adopt_plan(plan)
         if self.active:
             for worker in self.workers.values():
+                worker.link.send(w.Connect(generation=plan.generation, keep=plan.keep))
                 self._spawn_task(self._load(worker, plan))
 
     async def _load(self, worker: WorkerProcess, plan: m.Plan) -> None:
-        """Bring the slot's bytes into this node's memory, then tell the worker where they are."""
+        """While the worker connects, bring the slot's bytes into this node's memory, then tell it where they are."""
         source = plan.sources[worker.slot]
         try:
-            self.memory.restock(worker.slot, worker.granted)
+            await self.memory.prepare(worker.slot, source, worker.granted)
+            grant_new(worker, self.memory)  # now, for locking it for a device takes as long as filling it
             located = await self.memory.locate(worker.slot, source, plan.resume_step)
         except HotswapError as error:
             self._restore_failed(worker.slot, plan.generation, str(error))
@@ -329,6 +331,15 @@ class Agent:
         if plan.generation != self.generation or not worker.alive:
             return
         load(worker, self.memory, plan, located)
+
+    async def _reserve(self, worker: WorkerProcess, wanted: w.Reserve) -> None:
+        try:
+            await self.memory.reserve(worker.slot, wanted.nbytes, wanted.buffers)
+        except HotswapError as error:
+            self.pool.refuse(worker, error)
+            return
+        if worker.alive:
+            grant(worker, self.memory)
 
     def _restore_failed(self, slot: Slot, generation: Generation, detail: str) -> None:
         if generation == self.generation:
@@ -361,8 +372,7 @@ class Agent:
             worker.built, self._peers[slot] = message, message.peers
             self.control.send(worker.as_built(message))
         elif isinstance(message, w.Reserve):
-            self.memory.reserve(slot, message.nbytes, message.buffers)
-            grant(worker, self.memory)
+            self._spawn_task(self._reserve(worker, message))
         elif isinstance(message, w.SnapshotBegin):
             self.memory.snapshot_begin(slot, message.buffer)
         elif isinstance(message, w.SnapshotDone):

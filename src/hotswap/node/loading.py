@@ -18,14 +18,17 @@ def grant(worker: WorkerProcess, memory: MemoryKeeper) -> None:
     worker.link.send(granted, fds=[file.fd for file in files])
 
 
+def grant_new(worker: WorkerProcess, memory: MemoryKeeper) -> None:
+    """The same, unless it has them."""
+    if worker.granted != memory.buffers(worker.slot):
+        grant(worker, memory)
+
+
 def load(worker: WorkerProcess, memory: MemoryKeeper, plan: m.Plan, located: Located | None) -> None:
     """Tell the worker to be at the plan's resume step, with the state at *located*; None: it needs none of it."""
-    if (located is not None or worker.granted) and worker.granted != memory.buffers(worker.slot):
-        grant(worker, memory)
+    grant_new(worker, memory)
     source, free = plan.sources[worker.slot], memory.free(worker.slot) if worker.granted else 0
-    told = w.Load(
-        generation=plan.generation, resume_step=plan.resume_step, source=source.kind, keep=plan.keep, free=free
-    )
+    told = w.Load(generation=plan.generation, resume_step=plan.resume_step, source=source.kind, free=free)
     if located is not None:
         told = replace(
             told, buffer=located.buffer, shared_nbytes=located.shared_nbytes, unique_nbytes=located.unique_nbytes

@@ -64,6 +64,7 @@ class MemoryKeeper:
             token=config.token, streams=config.transfer_streams, connect_s=config.timing.connect_s
         )
         self._pushing: set[tuple[Slot, Step, Generation]] = set()
+        self._reserving: dict[Slot, asyncio.Lock] = {}
         self._threads = ThreadPoolExecutor(max_workers=THREADS_MAX, thread_name_prefix="hotswap-transfer")
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -90,14 +91,21 @@ class MemoryKeeper:
 
     # --- snapshots -------------------------------------------------------------------------------------------------
 
-    def reserve(self, slot: Slot, nbytes: int, buffers: int) -> None:
-        """Memory for a worker's snapshots."""
-        self.vault.reserve(slot, nbytes, buffers)
+    async def reserve(self, slot: Slot, nbytes: int, buffers: int) -> None:
+        """Memory for a worker's snapshots. In a thread, for the kernel fills it with zeros first."""
+        loop = asyncio.get_running_loop()
+        async with self._reserving.setdefault(slot, asyncio.Lock()):
+            await loop.run_in_executor(self._threads, self.vault.reserve, slot, nbytes, buffers)
 
-    def restock(self, slot: Slot, granted: list[MemoryFile]) -> None:
-        """Memory for a worker that has mapped what this node has freed since: it was made a spare meanwhile."""
-        if granted and not self.vault.granted(slot):
-            self.vault.reserve(slot, granted[0].nbytes, len(granted))
+    async def prepare(self, slot: Slot, source: Source, granted: list[MemoryFile]) -> None:
+        """Memory for what *source* is going to bring, and for a worker that has mapped what this node has freed since.
+
+        The latter was made a spare meanwhile; *granted* is what it has mapped.
+        """
+        if source.kind is SourceKind.REPLICA:
+            await self.reserve(slot, int(GROWTH * (source.shared_nbytes + source.unique_nbytes)), self._buffers_wanted)
+        elif granted and not self.vault.granted(slot):
+            await self.reserve(slot, granted[0].nbytes, len(granted))
 
     def buffers(self, slot: Slot) -> list[MemoryFile]:
         """The memory files the worker of *slot* writes to, in the order in which it numbers them."""
@@ -179,7 +187,8 @@ class MemoryKeeper:
             self._ack(slot, generation, section.step)
 
     def _push(self, endpoint: Endpoint, section: SectionId) -> None:
-        self._client.push(endpoint, self.vault, section, deadline_s=self._config.timing.phase_s)
+        deadline_s = self._config.timing.transfer_s(section.unique_nbytes)
+        self._client.push(endpoint, self.vault, section, deadline_s=deadline_s)
 
     def _ack(self, slot: Slot, generation: Generation, step: Step) -> None:
         self.acked[slot] = max(step, self.acked.get(slot, -1))
@@ -226,7 +235,7 @@ class MemoryKeeper:
                 self.vault.forget_moved(item.slot, item.kind, since=self._generation)
 
     async def locate(self, slot: Slot, source: Source, step: Step) -> Located | None:
-        """Bring the state of *step* into the memory granted to *slot*; None when its worker needs none of it."""
+        """Bring the state of *step* into the memory prepared for *slot*; None when its worker needs none of it."""
         if source.kind in (SourceKind.FRESH, SourceKind.CHECKPOINT):
             return None
         loop = asyncio.get_running_loop()
@@ -251,19 +260,14 @@ class MemoryKeeper:
                     raise
             await asyncio.sleep(RETRY_S)
 
-    def _make_room(self, slot: Slot, source: Source, step: Step, generation: Generation) -> SectionId:
-        """What *source* has to give, with memory reserved for it."""
-        self.vault.reserve(slot, int(GROWTH * (source.shared_nbytes + source.unique_nbytes)), self._buffers_wanted)
-        return SectionId(
+    def _fetch(self, slot: Slot, source: Source, step: Step, generation: Generation) -> Located:
+        section = SectionId(
             owner=slot,
             step=step,
             generation=generation,
             shared_nbytes=source.shared_nbytes,
             unique_nbytes=source.unique_nbytes,
         )
-
-    def _fetch(self, slot: Slot, source: Source, step: Step, generation: Generation) -> Located:
-        section = self._make_room(slot, source, step, generation)
         adoption = self.vault.begin_adoption(section)
         try:
             sums = self._take(source.unique_from, slot, step, SectionKind.UNIQUE, adoption.unique)
@@ -285,7 +289,9 @@ class MemoryKeeper:
         endpoint = self.endpoints.get(node)
         if endpoint is None:
             raise PeerFault(f"the address of {node}, which holds slot {slot} at step {step}, is unknown")
-        return self._client.fetch(endpoint, slot, step, kind, into, deadline_s=self._config.timing.phase_s)
+        return self._client.fetch(
+            endpoint, slot, step, kind, into, deadline_s=self._config.timing.transfer_s(len(into))
+        )
 
     def _regrant(self, slot: Slot, step: Step, generation: Generation) -> Located | None:
         """The snapshot lies in memory that has been replaced by larger one: move it to where the worker can read it."""

@@ -180,6 +180,11 @@ class WorkerPool:
             "TORCHELASTIC_RESTART_COUNT": "0",
         }
 
+    def refuse(self, worker: WorkerProcess, error: HotswapError) -> None:
+        """End a worker that asks for what cannot be had."""
+        worker.detail = str(error)
+        self.kill(worker)
+
     async def _listen(self, worker: WorkerProcess) -> None:
         try:
             while True:
@@ -187,9 +192,8 @@ class WorkerPool:
         except PeerUnreachable as error:
             log.debug("slot %d: %s", worker.slot, error)
         except HotswapError as error:
-            # It spoke nonsense or asked for what cannot be had; what it would say next nobody would hear.
-            worker.detail = str(error)
-            self.kill(worker)
+            # It spoke nonsense; what it would say next nobody would hear.
+            self.refuse(worker, error)
         worker.drained = True
         self._report_end(worker)
 

@@ -26,6 +26,7 @@ class Mailbox:
         self._changed = threading.Condition(self.lock)
         self._link = link
         self.fence: m.Fence | None = None
+        self.connect: w.Connect | None = None
         self.load: w.Load | None = None
         self.go: Generation = 0
         self.acked: Step = -1
@@ -44,12 +45,12 @@ class Mailbox:
         with self._changed:
             if isinstance(message, m.Fence):
                 self.fence = message
-                self.load = None
+                self.connect = self.load = None
                 self.acked = -1
                 self._values, self._values_of = {}, message.generation
             elif isinstance(message, w.Load):
-                self.load = message
-                self.free = message.free
+                if message.generation == self.generation_told:
+                    self.load, self.free = message, message.free
             elif isinstance(message, w.Acked):
                 if message.generation == self.generation_told and message.step >= self.acked:
                     self.acked, self.free = message.step, message.free
@@ -66,6 +67,8 @@ class Mailbox:
     def _put_rest(self, message: Any) -> None:
         if isinstance(message, m.Go):
             self.go = message.generation
+        elif isinstance(message, w.Connect) and message.generation == self.generation_told:
+            self.connect = message
         elif isinstance(message, m.KvValue) and message.generation == self._values_of:
             self._values[message.key] = message.value
 

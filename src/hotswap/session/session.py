@@ -332,7 +332,7 @@ class Session:
         while True:
             self._running = False
             try:
-                self._apply(self._await_load())
+                self._apply(self._await_plan())
             except IntegrityError as error:
                 self._link.send(w.Failed(generation=self.generation, detail=str(error), restore=True))
                 if not self._mailbox.wait_fenced(self.generation, self.settings.trouble_s):
@@ -345,14 +345,14 @@ class Session:
             self._running = True
             return
 
-    def _await_load(self) -> w.Load:
+    def _await_plan(self) -> w.Connect:
         """Leave the old generation, in order, and wait for the plan of the new one."""
         while True:
             told = self._mailbox.generation_told
             try:
                 if told > self._parked_for:
                     self._park(told)
-                return self._mailbox.wait(told, lambda: self._mailbox.load)
+                return self._mailbox.wait(told, lambda: self._mailbox.connect)
             except Fenced:
                 continue
 
@@ -370,23 +370,23 @@ class Session:
             w.Parked(generation=told, step=self._step, dirty=self._dirty, torn=self._torn, groups=self._groups.counts())
         )
 
-    def _apply(self, load: w.Load) -> None:
-        """Bring this worker into the generation of *load*."""
-        keep = frozenset(load.keep)
+    def _apply(self, plan: w.Connect) -> None:
+        """Bring this worker into the generation of *plan*. Its state is fetched while the groups are formed."""
+        keep = frozenset(plan.keep)
         # Together, or a fence between the two would find nothing to abort.
         with self._mailbox.lock:
-            self._mailbox.require(load.generation)
-            self.generation = load.generation
+            self._mailbox.require(plan.generation)
+            self.generation = plan.generation
             self._parked.clear()
             self._groups.detach(keep)
         capture = self._state()
         for adapter in capture.adapters:
             adapter.reset()
-        self._groups.connect(load.generation, AgentRendezvous(self._link, self._mailbox, load.generation), keep)
-        self._link.send(w.Connected(generation=load.generation))
-        self._restore(load, capture)
-        self._link.send(w.Restored(generation=load.generation, step=self._step))
-        self._mailbox.wait(load.generation, lambda: self._mailbox.go == load.generation or None)
+        self._groups.connect(plan.generation, AgentRendezvous(self._link, self._mailbox, plan.generation), keep)
+        self._link.send(w.Connected(generation=plan.generation))
+        self._restore(self._mailbox.wait(plan.generation, lambda: self._mailbox.load), capture)
+        self._link.send(w.Restored(generation=plan.generation, step=self._step))
+        self._mailbox.wait(plan.generation, lambda: self._mailbox.go == plan.generation or None)
         self._groups.retire()
 
     def _restore(self, load: w.Load, capture: Capture) -> None:

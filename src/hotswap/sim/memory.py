@@ -216,7 +216,13 @@ class KeeperModel(MemoryKeeper):
     async def _fetch(  # type: ignore[override]
         self, slot: Slot, source: Source, step: Step, generation: Generation
     ) -> Located:
-        section = self._make_room(slot, source, step, generation)
+        section = SectionId(
+            owner=slot,
+            step=step,
+            generation=generation,
+            shared_nbytes=source.shared_nbytes,
+            unique_nbytes=source.unique_nbytes,
+        )
         while any(buffer.writing for buffer in self.vault._granted[slot]):
             await self._sleep(0.001)
         adoption = self.vault.begin_adoption(section)

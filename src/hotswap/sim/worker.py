@@ -36,6 +36,7 @@ Thread = Generator[Yield, None, None]
 class _Gate:
     """A commit gate, in which a worker takes part beside what it does. ``relied``: what has to be acknowledged before."""
 
+    generation: int
     key: Key
     relied: State | None = None
     proposal: int = 1
@@ -81,7 +82,7 @@ class WorkerModel:
         self._in: Key | None = None
         self._result: int | None = None
         self._broken = False
-        self._gate = _Gate(key=("", "gate", -1), begun=True)
+        self._gate = _Gate(generation=0, key=("", "gate", -1), begun=True)
         self._thread = self._life()
         self._timer: Timer = self.world.after(0.0, self._advance)
 
@@ -286,13 +287,13 @@ class WorkerModel:
         """Take part as soon as the replica is whole, if the next snapshot would overwrite the one before."""
         proposal = self.world.dice.randint(1, 4) if self.job.setup.paced else 1
         key = (self.membership, "gate", self.step)
-        self._gate = _Gate(key=key, relied=self.kept if due else None, proposal=proposal)
+        self._gate = _Gate(generation=self.generation, key=key, relied=self.kept if due else None, proposal=proposal)
         self._advance_gate()
 
     def _advance_gate(self) -> None:
         gate = self._gate
         acked = gate.relied is None or self.mailbox.acked >= gate.relied.step
-        if acked and not gate.begun and not self._fenced():
+        if acked and not gate.begun and not self.mailbox.fenced(gate.generation):
             gate.begun = True
             self.job.fabric.enter(gate.key, self, self.state, sample=0, relied=gate.relied, proposal=gate.proposal)
 
@@ -387,12 +388,12 @@ class WorkerModel:
                 if self.mailbox.generation_told != told:
                     continue
                 self._park(told)
-            yield lambda told=told: self.mailbox.load is not None or self.mailbox.generation_told > told  # type: ignore[misc]
-            load = self.mailbox.load
-            if load is None or load.generation != self.mailbox.generation_told:
+            yield lambda told=told: self.mailbox.connect is not None or self.mailbox.generation_told > told  # type: ignore[misc]
+            plan = self.mailbox.connect
+            if plan is None or plan.generation != self.mailbox.generation_told:
                 continue
             try:
-                yield from self._apply(load)
+                yield from self._apply(plan)
                 return
             except Fenced:
                 continue
@@ -406,15 +407,18 @@ class WorkerModel:
         self.torn = self.torn or (self.job.setup.device and not certain)
         self.say(w.Parked(generation=told, step=self.step, dirty=self.dirty, torn=self.torn, groups={}))
 
-    def _apply(self, load: w.Load) -> Thread:
-        self._check_load(load)
-        self.generation = load.generation
+    def _apply(self, plan: w.Connect) -> Thread:
+        self.mailbox.require(plan.generation)
+        self.generation = plan.generation
         assert self.mailbox.fence is not None, "a plan comes after its fence"
-        self.membership = f"generation {load.generation} ({', '.join(self.mailbox.fence.places)})"
-        yield from self._meet(load.generation)
+        self.membership = f"generation {plan.generation} ({', '.join(self.mailbox.fence.places)})"
+        yield from self._meet(plan.generation)
         yield from self._collective("connect")
         self._check()
-        self.say(w.Connected(generation=load.generation))
+        self.say(w.Connected(generation=plan.generation))
+        yield from self._wait(lambda: self.mailbox.load is not None)
+        load = self.mailbox.load
+        assert load is not None, "it was waited for"
         yield from self._restore(load)
         yield from self._collective("materialise")
         self._check()
@@ -428,9 +432,6 @@ class WorkerModel:
             self.say(replace(written, durable=False))
         self.say(w.Restored(generation=load.generation, step=self.step))
         yield from self._wait(lambda: self.mailbox.go == load.generation)
-
-    def _check_load(self, load: w.Load) -> None:
-        self.mailbox.require(load.generation)
 
     def _meet(self, generation: int) -> Thread:
         """The rendezvous of the groups: everyone publishes an address and waits for those of all others."""

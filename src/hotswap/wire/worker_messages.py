@@ -153,8 +153,16 @@ class Granted:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Connect:
+    """There is a plan: form the groups of *generation*, all but those in *keep*. The state may still be on its way."""
+
+    generation: Generation
+    keep: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Load:
-    """The plan for this worker: form the groups of *generation*, then be at *resume_step*.
+    """Be at *resume_step*; everything that this needs is in this worker's memory, or on storage.
 
     ``buffer``: which of the granted buffers holds the snapshot of that step, -1 if none does; ``free``: where the next goes.
     """
@@ -162,7 +170,6 @@ class Load:
     generation: Generation
     resume_step: Step
     source: SourceKind
-    keep: tuple[str, ...]
     free: int
     buffer: int = -1
     shared_nbytes: int = 0
@@ -186,4 +193,4 @@ class Finish:
     reason: str
 
 
-ToWorker = Union[Fence, Granted, Load, Go, Acked, KvValue, Finish]
+ToWorker = Union[Fence, Granted, Connect, Load, Go, Acked, KvValue, Finish]
