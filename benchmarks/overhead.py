@@ -158,15 +158,11 @@ def build_fsdp2(session: Any, sizes: dict[str, int]) -> Training:
 
     options = replace(TrainOptions(), **sizes)
     device = training_device()
-    model = GPT(
-        GPTConfig(
-            tokens=options.tokens,
-            layers=options.layers,
-            width=options.width,
-            heads=max(1, options.width // 64),
-            dropout=0.0,
+    heads = max(1, options.width // 64)
+    with device:
+        model = GPT(
+            GPTConfig(tokens=options.tokens, layers=options.layers, width=options.width, heads=heads, dropout=0.0)
         )
-    ).to(device)
     mesh = init_device_mesh(device.type, (session.world_size,), mesh_dim_names=("dp_shard",))
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for block in model.blocks:
@@ -183,7 +179,7 @@ def build_fsdp2(session: Any, sizes: dict[str, int]) -> Training:
     return Training(model=model, optimizer=optimizer, step=step)
 
 
-def build_megatron(tp: int, dp: int) -> Callable[[Any, dict[str, int]], Training]:
+def build_megatron(*, tp: int = 1, pp: int = 1, dp: int = 1) -> Callable[[Any, dict[str, int]], Training]:
     """A Megatron-Core GPT in bf16 with the distributed optimizer and overlapped communication."""
 
     def build(session: Any, sizes: dict[str, int]) -> Training:
@@ -195,9 +191,11 @@ def build_megatron(tp: int, dp: int) -> Callable[[Any, dict[str, int]], Training
         from hotswap.demo.options import Layout, TrainOptions
         from hotswap.demo.seeding import training_device
 
-        base = TrainOptions(layout=Layout(tp=tp, dp=dp), bf16=True, overlap=True, dropout=0.0)
+        base = TrainOptions(
+            layout=Layout(tp=tp, pp=pp, dp=dp), sequence_parallel=tp > 1, bf16=True, overlap=True, dropout=0.0
+        )
         options = replace(base, **sizes)
-        parallel_state.initialize_model_parallel(tp, 1, create_gloo_process_groups=False)
+        parallel_state.initialize_model_parallel(tp, pp, create_gloo_process_groups=False)
         tensor_parallel.model_parallel_cuda_manual_seed(1)
         program.BUCKET_PARAMETERS = 40_000_000  # Megatron's own default; the demonstration's is for a toy
         model = program.build_model(program.transformer_config(options), options)
@@ -207,12 +205,13 @@ def build_megatron(tp: int, dp: int) -> Callable[[Any, dict[str, int]], Training
         schedule = program.get_forward_backward_func()
 
         def step() -> None:
-            model.zero_grad_buffer()
+            for chunk in model:
+                chunk.zero_grad_buffer()
             optimizer.zero_grad()
             schedule(
                 forward_step_func=program.forward_step,
                 data_iterator=iter(batches),
-                model=[model],
+                model=model,
                 num_microbatches=len(batches),
                 seq_length=options.tokens,
                 micro_batch_size=options.rows,
@@ -227,8 +226,9 @@ def build_megatron(tp: int, dp: int) -> Callable[[Any, dict[str, int]], Training
 
 PROGRAMS: dict[str, Callable[[Any, dict[str, int]], Training]] = {
     "fsdp2": build_fsdp2,
-    "megatron-dp2": build_megatron(tp=1, dp=2),
-    "megatron-tp2": build_megatron(tp=2, dp=1),
+    "megatron-dp2": build_megatron(dp=2),
+    "megatron-tp2": build_megatron(tp=2),
+    "megatron-pp2": build_megatron(pp=2),
 }
 
 
@@ -320,11 +320,12 @@ def work(order: dict[str, Any]) -> None:
     extra = meter.peak(meter.protected) - meter.peak(meter.bare)
     if session.slot == 0:
         layout = session._state().plan()
+        chunks = training.model if isinstance(training.model, list) else [training.model]
         low, high = bootstrap(pairs, statistics.fmean)
         result = {
             **{key: order[key] for key in ("program", "sizes")},
             "steps": steps,
-            "parameters": sum(parameter.numel() for parameter in training.model.parameters()),
+            "parameters": sum(parameter.numel() for chunk in chunks for parameter in chunk.parameters()),
             "snapshot_mb": layout.nbytes / 1e6,
             "replica_mb": layout.unique_nbytes / 1e6,
             "host_mb": 2 * (layout.nbytes + layout.unique_nbytes) / 1e6,

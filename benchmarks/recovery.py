@@ -41,7 +41,8 @@ from hotswap.session.faults import Fault
 
 SWAPS_IN_A_ROW = 30
 SAMPLE_S = 0.5
-SIZES = {"layers": int, "width": int, "tokens": int, "rows": int, "microbatches": int, "bf16": bool, "overlap": bool}
+SIZES = ("layers", "width", "tokens", "rows", "microbatches", "virtual_stages")
+SWITCHES = ("bf16", "overlap", "sequence_parallel", "compile")
 PHASES = ("detect", "fence", "plan", "rebuild", "restore", "redo", "total")
 
 
@@ -147,6 +148,8 @@ def measure_kills(program: Program, root: Path, jobs: int, seed: int, console: C
         result[scope] = {phase: summary([r.phases_ms[phase] for r, _ in chosen]) for phase in PHASES}
         result[scope]["over a plain step"] = summary([over for _, over in chosen])
         result[scope]["kills"] = len(chosen)
+    sizes = [json.loads(path.read_text())["snapshot_nbytes"] for path in (root / "reference/final").glob("slot*.json")]
+    result["snapshot_mb"] = round(max(sizes) / 1e6, 1)
     result["recoveries"] = [
         {"death": dict(r.death), "phases_ms": dict(r.phases_ms), "over_ms": round(o, 1)} for r, o in seen
     ]
@@ -235,6 +238,7 @@ def show(result: Mapping[str, Any], console: Console) -> None:
         table.add_row(scope, str(row["kills"]), *cells)
     console.print(table)
     console.print(f"spares promoted: {kills['spares promoted']}")
+    console.print(f"snapshot of a slot: {kills['snapshot_mb']} MB")
     for line in kills["different"]:
         console.print(f"DIFFERENT {line}")
     row = result["swaps_in_a_row"]
@@ -265,10 +269,12 @@ def main() -> int:
     parser.add_argument("--no-row", action="store_true", help="leave the swaps in a row out")
     parser.add_argument("--framework", choices=list(FRAMEWORKS), default="megatron")
     parser.add_argument("--layout", type=Layout.parse)
-    for name, kind in SIZES.items():
-        parser.add_argument(f"--{name}", **({"action": "store_true"} if kind is bool else {"type": kind}))
+    for name in SIZES:
+        parser.add_argument("--" + name.replace("_", "-"), type=int)
+    for name in SWITCHES:
+        parser.add_argument("--" + name.replace("_", "-"), action="store_true")
     args = parser.parse_args()
-    changes = {name: getattr(args, name) for name in ("layout", *SIZES) if getattr(args, name)}
+    changes = {name: getattr(args, name) for name in ("layout", *SIZES, *SWITCHES) if getattr(args, name)}
     program = Program(
         framework=args.framework,
         train=replace(FRAMEWORKS[args.framework].defaults, **changes),

@@ -418,6 +418,24 @@ def test_a_worker_that_asks_for_more_memory_than_there_is_ends_with_the_reason(
     play(scenario())
 
 
+def test_memory_of_a_spare_is_there_before_it_is_needed(tmp_path: Path, monkeypatch: Patch) -> None:
+    async def scenario() -> None:
+        async with bench(tmp_path, monkeypatch) as it:
+            await it.register()
+            it.fence(1, ("b#1",), positions=(0,))
+            worker = await it.worker(0)
+            worker.say(w.Reserve(nbytes=2**60, buffers=2, ahead=True))
+            await worker.silent(w.Granted)
+            assert worker.signals == []
+            worker.say(w.Reserve(nbytes=64, buffers=2, ahead=True))
+            assert (await worker.hear(w.Granted)).buffers == 2
+            it.fence(2, ("b#1",), positions=())
+            await until(lambda: bool(worker.signals))
+            assert it.agent.memory.buffers(0) == []
+
+    play(scenario())
+
+
 def test_a_lost_slot_is_fetched_from_the_holder(tmp_path: Path, monkeypatch: Patch) -> None:
     async def scenario() -> None:
         async with bench(tmp_path, monkeypatch) as it:

@@ -46,7 +46,11 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    """``out``: where evidence goes, none if empty. ``eval_every``: steps between evaluation losses, 0 for none."""
+    """``out``: where evidence goes, none if empty. ``eval_every``: steps between evaluation losses, 0 for none.
+
+    ``virtual_stages``: model chunks of each Megatron-Core pipeline stage, interleaved if there are several. ``compile``: the blocks
+    of an FSDP2 model. What a program doesn't have it ignores.
+    """
 
     layout: Layout = Layout()
     steps: int = 20
@@ -63,6 +67,9 @@ class TrainOptions:
     dropout: float = 0.1
     bf16: bool = False
     overlap: bool = False
+    sequence_parallel: bool = False
+    virtual_stages: int = 1
+    compile: bool = False
 
     def batch(self, dp_size: int) -> BatchShape:
         """How samples are cut for *dp_size* data-parallel ranks."""

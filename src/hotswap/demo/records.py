@@ -39,6 +39,9 @@ class RecordingSession(Protocol):
     def step(self) -> int:
         """Updates done."""
 
+    def snapshot_nbytes(self) -> int:
+        """Bytes of a snapshot."""
+
     def digests(self) -> dict[str, str]:
         """SHA-256 by part of the state."""
 
@@ -72,7 +75,12 @@ class Recorder:
         """Note the digests of the state at the end."""
         if self._directory is None:
             return
-        content = {"slot": self._session.slot, "step": self._session.step, "digests": self._session.digests()}
+        content = {
+            "slot": self._session.slot,
+            "step": self._session.step,
+            "digests": self._session.digests(),
+            "snapshot_nbytes": self._session.snapshot_nbytes(),
+        }
         path = self._directory / "final" / f"slot{self._session.slot}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(content))

@@ -19,9 +19,13 @@ def build(
     options: TrainOptions, slots: int, device: torch.device
 ) -> tuple[GPT, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
     """The model sharded over all slots, its optimizer and its learning-rate schedule."""
-    model = GPT(
-        GPTConfig(tokens=options.tokens, layers=options.layers, width=options.width, dropout=options.dropout)
-    ).to(device)
+    with device:
+        model = GPT(
+            GPTConfig(tokens=options.tokens, layers=options.layers, width=options.width, dropout=options.dropout)
+        )
+    if options.compile:
+        for block in model.blocks:
+            block.compile()
     mesh = init_device_mesh(device.type, (slots,), mesh_dim_names=("dp_shard",))
     for block in model.blocks:
         fully_shard(block, mesh=mesh)

@@ -30,6 +30,7 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from hotswap.demo.corpus import VOCABULARY
@@ -52,6 +53,8 @@ def transformer_config(options: TrainOptions) -> TransformerConfig:
         num_attention_heads=4,
         tensor_model_parallel_size=options.layout.tp,
         pipeline_model_parallel_size=options.layout.pp,
+        virtual_pipeline_model_parallel_size=virtual_stages(options),
+        sequence_parallel=options.sequence_parallel,
         hidden_dropout=options.dropout,
         attention_dropout=options.dropout,
         bf16=options.bf16,
@@ -68,15 +71,50 @@ def transformer_config(options: TrainOptions) -> TransformerConfig:
     )
 
 
-def build_model(config: TransformerConfig, options: TrainOptions) -> DistributedDataParallel:
-    """This slot's pipeline stage."""
+def virtual_stages(options: TrainOptions) -> int | None:
+    """As Megatron-Core wants it: None where stages are not interleaved."""
+    return options.virtual_stages if options.virtual_stages > 1 else None
+
+
+def build_model(config: TransformerConfig, options: TrainOptions) -> list[DistributedDataParallel]:
+    """The chunks of this slot's pipeline stage, one unless stages are interleaved."""
+    chunks = [build_chunk(config, options, stage) for stage in range(options.virtual_stages)]
+    if options.overlap:
+        no_sync = [chunk.no_sync for chunk in chunks]
+        config.no_sync_func = no_sync if len(chunks) > 1 else no_sync[0]
+    return chunks
+
+
+class Norm(torch.nn.LayerNorm):
+    """Megatron-Core's own does sequence parallelism only with Apex or Transformer Engine."""
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5) -> None:
+        """In the form Megatron-Core's specifications ask for; it sums gradients of parameters that are marked."""
+        super().__init__(hidden_size, eps=eps)
+        for parameter in self.parameters():
+            parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+
+def layers_of(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
+    """The layers of a chunk, without anything that needs another library."""
+    layer = get_gpt_layer_local_spec()
+    layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = Norm
+    return TransformerBlockSubmodules(
+        layer_specs=[layer] * get_num_layers_to_build(config, vp_stage=vp_stage), layer_norm=Norm
+    )
+
+
+def build_chunk(config: TransformerConfig, options: TrainOptions, stage: int) -> DistributedDataParallel:
+    """Layers that follow each other in the model."""
+    place: dict[str, Any] = {"ignore_virtual": False, "vp_stage": stage}
     model: torch.nn.Module = GPTModel(
         config,
-        get_gpt_layer_local_spec(),
+        layers_of(config, stage if virtual_stages(options) else None),
+        vp_stage=stage if virtual_stages(options) else None,
         vocab_size=VOCABULARY,
         max_sequence_length=options.tokens,
-        pre_process=parallel_state.is_pipeline_first_stage(),
-        post_process=parallel_state.is_pipeline_last_stage(),
+        pre_process=parallel_state.is_pipeline_first_stage(**place),
+        post_process=parallel_state.is_pipeline_last_stage(**place),
         parallel_output=True,
         share_embeddings_and_output_weights=True,
         position_embedding_type="rope",
@@ -91,13 +129,10 @@ def build_model(config: TransformerConfig, options: TrainOptions) -> Distributed
         use_distributed_optimizer=True,
         bucket_size=BUCKET_PARAMETERS if options.overlap else None,
     )
-    wrapped = DistributedDataParallel(config, ddp_config, model)
-    if options.overlap:
-        config.no_sync_func = wrapped.no_sync
-    return wrapped
+    return DistributedDataParallel(config, ddp_config, model)
 
 
-def build_optimizer(model: DistributedDataParallel, options: TrainOptions) -> Any:
+def build_optimizer(model: list[DistributedDataParallel], options: TrainOptions) -> Any:
     """Adam whose state is sharded over the data-parallel axis."""
     config = OptimizerConfig(
         optimizer="adam",
@@ -109,7 +144,7 @@ def build_optimizer(model: DistributedDataParallel, options: TrainOptions) -> An
         use_distributed_optimizer=True,
         overlap_param_gather=options.overlap,
     )
-    return get_megatron_optimizer(config, [model], use_gloo_process_groups=False)
+    return get_megatron_optimizer(config, model, use_gloo_process_groups=False)
 
 
 def build_scheduler(optimizer: Any, options: TrainOptions) -> OptimizerParamScheduler:
@@ -145,13 +180,14 @@ def mean_loss(per_token: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Te
 
 
 def run_schedule(
-    model: DistributedDataParallel, options: TrainOptions, batches: list[Microbatch], *, forward_only: bool
+    model: list[DistributedDataParallel], options: TrainOptions, batches: list[Microbatch], *, forward_only: bool
 ) -> float | None:
     """All microbatches through all stages; the mean loss on the last stage, None elsewhere."""
+    iterators = [iter(batches) for _ in model]
     reported = get_forward_backward_func()(
         forward_step_func=forward_step,
-        data_iterator=iter(batches),
-        model=[model],
+        data_iterator=iterators if len(model) > 1 else iterators[0],
+        model=model,
         num_microbatches=len(batches),
         seq_length=options.tokens,
         micro_batch_size=options.rows,
@@ -160,12 +196,14 @@ def run_schedule(
     return sum(float(item["loss"]) for item in reported) / len(reported) if reported else None
 
 
-def evaluate(model: DistributedDataParallel, options: TrainOptions, batches: list[Microbatch]) -> float | None:
+def evaluate(model: list[DistributedDataParallel], options: TrainOptions, batches: list[Microbatch]) -> float | None:
     """Loss on held-out text, without dropout; None but on the last stage."""
-    model.eval()
+    for chunk in model:
+        chunk.eval()
     with torch.no_grad():
         loss = run_schedule(model, options, batches, forward_only=True)
-    model.train()
+    for chunk in model:
+        chunk.train()
     return loss
 
 
@@ -173,7 +211,9 @@ def main() -> None:
     """Train, and leave the evidence that the demonstration compares."""
     options = parse_train_options(microbatches=4, rows=2, layers=2, width=64)
     session = hotswap.init()
-    parallel_state.initialize_model_parallel(options.layout.tp, options.layout.pp, create_gloo_process_groups=False)
+    parallel_state.initialize_model_parallel(
+        options.layout.tp, options.layout.pp, virtual_stages(options), create_gloo_process_groups=False
+    )
     dp_rank, dp_size = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
     seed_everything(options.seed + parallel_state.get_pipeline_model_parallel_rank())
     tensor_parallel.model_parallel_cuda_manual_seed(options.seed)
@@ -183,14 +223,15 @@ def main() -> None:
     scheduler = build_scheduler(optimizer, options)
     loader = ExactlyOnceLoader(options.batch(dp_size), dp_rank=dp_rank, seed=options.seed, device=training_device())
     session.protect(model=model, optimizer=optimizer, scheduler=scheduler, loader=loader, total_steps=options.steps)
-    place_in_megatron(model, decoder_layers(model), optimizer)
+    place_in_megatron(model[0], decoder_layers(model[0]), optimizer)
     recorder = Recorder(options.out, session, dp_rank=dp_rank)
     train = partial(run_schedule, model, options, forward_only=False)
 
     while session.step < options.steps:
         with session.attempt() as step:
             held_out_loss = evaluate(model, options, loader.held_out()) if options.evaluates(step) else None
-            model.zero_grad_buffer()
+            for chunk in model:
+                chunk.zero_grad_buffer()
             optimizer.zero_grad()
             batches, sample_ids = loader.next_step()
             loss = train(batches)

@@ -251,6 +251,7 @@ class Agent:
 
     def _discard(self, worker: WorkerProcess) -> None:
         worker.unwanted = True
+        self.memory.vault.forget_empty(worker.slot)
         self.pool.kill(worker)
         del self.workers[worker.slot]
 
@@ -336,10 +337,15 @@ class Agent:
         try:
             await self.memory.reserve(worker.slot, wanted.nbytes, wanted.buffers)
         except HotswapError as error:
-            self.pool.refuse(worker, error)
+            if wanted.ahead:
+                log.warning("a spare for slot %d makes its memory when it is needed: %s", worker.slot, error)
+            else:
+                self.pool.refuse(worker, error)
             return
-        if worker.alive:
+        if self.workers.get(worker.slot) is worker:
             grant(worker, self.memory)
+        elif worker.slot not in self.workers:
+            self.memory.vault.forget_empty(worker.slot)
 
     def _restore_failed(self, slot: Slot, generation: Generation, detail: str) -> None:
         if generation == self.generation:

@@ -319,6 +319,13 @@ class Vault:
         if not later:
             self.forget(slot, kind)
 
+    def forget_empty(self, slot: Slot) -> None:
+        """Free memory that was reserved for *slot* and never filled: the spare that wanted it has another position now."""
+        with self._lock:
+            filled = any(buffer.content is not None or buffer.writing for buffer in self._own_buffers(slot))
+        if not filled:
+            self.forget(slot, HeldKind.OWN)
+
     def forget(self, slot: Slot, kind: HeldKind | None = None) -> None:
         """Drop what is held of *slot* and free its memory: it lives elsewhere, or has another holder. None: both.
 

@@ -134,6 +134,10 @@ class Session:
         """SHA-256 of the whole live state."""
         return self._state().digest()
 
+    def snapshot_nbytes(self) -> int:
+        """Bytes of a snapshot of the live state."""
+        return self._state().nbytes()
+
     def _state(self) -> Capture:
         if self._capture is None:
             raise UsageError("call session.protect(model=..., optimizer=...) before the first attempt")
@@ -219,6 +223,7 @@ class Session:
         for adapter in self._state().adapters:
             adapter.reset()
         self._groups.clear_pending()
+        self._snapshots.reserve_ahead()
         self._snapshots.restore_initial()
         self.rehearsing = False
         self._report_built(rehearsed=error is None)

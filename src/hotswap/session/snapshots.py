@@ -151,6 +151,10 @@ class Snapshots:
         self._capture().read(memoryview(memory), shared, unique, slot=self._slot, step=0, heavy=True)
         self._initial = None
 
+    def reserve_ahead(self) -> None:
+        """Ask for memory for the state as it is now: made, mapped and pinned before it is needed, which takes seconds for much."""
+        self._link.send(w.Reserve(nbytes=int(self._capture().nbytes() * GROWTH), buffers=self._count, ahead=True))
+
     def _require_room(self, generation: Generation, nbytes: int) -> None:
         if self._files and self._files[0].nbytes >= nbytes:
             return

@@ -238,6 +238,8 @@ class WorkerModel:
         yield self.job.between(setup.build_s)
         if self._rehearse:
             yield self.job.between(setup.build_s)
+            shared, unique = snapshot_nbytes(0, shared=bool(self.job.peers_of(self.slot)))
+            self.say(w.Reserve(nbytes=int((shared + unique) * GROWTH), buffers=2, ahead=True))
         self.say(w.Built(shape="model", peers=self.job.peers_of(self.slot), rehearsed=self._rehearse))
         running = False
         while True:

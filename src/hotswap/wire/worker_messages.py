@@ -29,10 +29,14 @@ class Built:
 
 @dataclass(frozen=True, kw_only=True)
 class Reserve:
-    """Ask for snapshot memory: *buffers* buffers of *nbytes* bytes each. Answered by Granted."""
+    """Ask for snapshot memory: *buffers* buffers of *nbytes* bytes each. Answered by Granted.
+
+    ``ahead``: this is a spare, which has no use for it yet. Nobody waits for an answer, and there is none if memory is short.
+    """
 
     nbytes: int
     buffers: int
+    ahead: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
