@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
+from hotswap.core import drain, standstill
 from hotswap.core import messages as m
-from hotswap.core import standstill
 from hotswap.core.events import Effect, Event, FromNode, NodeGone, Record, StopAsked
 from hotswap.core.history import History
 from hotswap.core.job import Job
@@ -57,6 +57,8 @@ class Coordinator:
             Kind.CHECKPOINT_COMMITTED: self._on_checkpoint_committed,
             Kind.PACED: self._on_paced,
             Kind.RAISED: self._on_raised,
+            Kind.DRAINING: self._on_draining,
+            Kind.HALTED: lambda _, message, now: drain.on_halted(self.job, message, now),
         }
 
     @property
@@ -81,6 +83,8 @@ class Coordinator:
         if refusal is None:
             before = self.phase
             self._dispatch(event, kind, now)
+            if self.phase is Phase.TRAINING:
+                drain.look(self.job)
             allowed = TRANSITIONS[before, kind]
             assert self.phase in allowed, f"{kind.value}: {before.value} -> {self.phase.value} is not in the table"
         return self.job.out
@@ -94,6 +98,8 @@ class Coordinator:
             due.append(self.job.trouble[0])
         if self.phase in TRAINS:
             due.append(self.job.watch.deadline())
+        if self.phase is Phase.TRAINING:
+            due.append(drain.deadline(self.job))
         silence = self.job.detector.deadline()
         if silence is not None:
             due.append(silence)
@@ -158,6 +164,8 @@ class Coordinator:
         if message.protected:
             job.protect()
         job.peers.update(message.peers)
+        if message.leaves_in_s is not None:
+            drain.ask(job, node, message.leaves_in_s, "as it has told another coordinator", now)
         if job.running:
             self._welcome(node, message, now)
             return
@@ -430,6 +438,10 @@ class Coordinator:
 
     def _on_checkpoint_committed(self, node: NodeId, message: m.CheckpointCommitted, now: float) -> None:
         self.job.record("checkpoint_written", {"step": message.step})
+        drain.on_checkpoint(self.job, message.step, now)
+
+    def _on_draining(self, node: NodeId, message: m.NodeDraining, now: float) -> None:
+        drain.ask(self.job, node, message.leaves_in_s, message.reason, now)
 
     def _on_paced(self, node: NodeId, message: m.SnapshotsPaced, now: float) -> None:
         self.job.record("snapshot_interval", {"step": message.step, "interval": message.interval})
@@ -448,6 +460,8 @@ class Coordinator:
             self._on_phase_deadline(now)
         elif self.phase in TRAINS:
             standstill.look(job, now)
+            if self.phase is Phase.TRAINING:
+                drain.on_tick(job, now)
 
     def _phase_deadline(self) -> float:
         if self.phase is Phase.FORMING:

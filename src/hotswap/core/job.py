@@ -16,12 +16,12 @@ from hotswap.core.hang import HangWatch
 from hotswap.core.history import History
 from hotswap.core.limits import Limits
 from hotswap.core.past import Past
-from hotswap.core.recovery import PHASE_NAMES, Recovery
+from hotswap.core.recovery import PHASE_NAMES, Halt, Recovery
 from hotswap.core.roster import Roster
 from hotswap.core.shards import Shards
 from hotswap.core.transitions import RUNNING, TRAINS, Phase
 from hotswap.core.types import HeldKind, Membership, NodeId, Role, Slot, Source, SourceKind, Step
-from hotswap.errors import EXIT_REQUEUE
+from hotswap.errors import EXIT_OK, EXIT_REQUEUE
 
 FAILURES_MAX = 2
 """So often a source may fail to give a slot's state before another one is chosen, if need be of an older step."""
@@ -67,6 +67,9 @@ class Job:
         self.waiting: tuple[float, int] | None = None
         self.missed: set[NodeId] = set()
         """Members that fell silent in this recovery. They may only be cut off, and have what others need."""
+        self.halt: Halt | None = None
+        self.durable_step: Step = -1
+        """Newest durable checkpoint that was committed in this coordinator's time."""
         self.built_at = 0.0
         self.taken_over_at = float("-inf")
         self.out: list[Effect] = []
@@ -93,13 +96,24 @@ class Job:
         self.recovery = self.plan = self.committed = self.trouble = self.waiting = None
         self.acked, self.finished = {}, set()
 
+    @property
+    def all_halted(self) -> bool:
+        """Whether all workers stand still at the boundary that was asked for."""
+        return self.halt is not None and self.halt.slots | self.finished >= {*self.current.slots}
+
     def role(self, node: NodeId) -> Role:
         """Member or not."""
         return self.roster.role(node, self.membership)
 
     def spares(self) -> list[NodeId]:
-        """Connected nodes without a place."""
+        """Connected nodes without a place that are there to stay."""
         return self.roster.spares(self.membership)
+
+    def needs(self, node: NodeId) -> bool:
+        """Whether *node* has a place or keeps replicas. Without a plan nobody knows who does; a lone member's are with a spare."""
+        places = self.current.places
+        keeps = len(places) == 1 if self.plan is None else node in self.plan.holders.values()
+        return node in places or keeps
 
     # --- effects ---------------------------------------------------------------------------------------------------
 
@@ -131,7 +145,8 @@ class Job:
 
     def form(self, now: float) -> None:
         """The first membership."""
-        order = list(self.roster)
+        # Who is to leave comes last; it is drained once the job trains.
+        order = sorted(self.roster, key=lambda node: node in self.roster.leaving)
         self.newest_generation += 1
         places = tuple(order[: self.limits.nodes_active])
         self.membership = Membership(generation=self.newest_generation, places=places, width=self.limits.width)
@@ -151,7 +166,9 @@ class Job:
             return
         dead = [position for position, node in enumerate(self.current.places) if node not in self.roster]
         hurt = self._hurt(lost, dead) if self.limits.spare_first else []
-        fills = self.roster.fill(self.current, dead=dead, hurt=hurt)
+        leaving = {position for position, node in enumerate(self.current.places) if node in self.roster.leaving}
+        overdue = sorted(position for position in leaving if self.current.places[position] in self.roster.overdue(now))
+        fills = self.roster.fill(self.current, dead=dead, hurt=sorted(leaving.union(hurt)), overdue=overdue)
         moving = {slot for position in fills for slot in self.current.slots_at(position)}
         unheld = self._new_processes({*lost, *self.finished}) | moving
         self.leave(now)
@@ -188,10 +205,12 @@ class Job:
         """Announce the newest membership: everything older is void from here on."""
         self.raised.clear()
         previous = self.recovery if self.phase in PHASE_NAMES else None
-        self.recovery = Recovery(cause=cause, started_at=now, phase_at=now, lost=lost, probe=probe)
+        self.recovery = Recovery(
+            cause=cause, started_at=now, phase_at=now, lost=lost, probe=probe, halted=self.all_halted
+        )
         if previous is not None:
             self.recovery.started_at, self.recovery.phases_ms = previous.started_at, previous.phases_ms
-        self.trouble = None
+        self.trouble = self.halt = None
         self.finished.clear()
         self.phase = Phase.FENCING
         self.record("recovery_started", {"cause": cause, "lost": [*sorted(lost)], "places": [*self.current.places]})
@@ -209,6 +228,7 @@ class Job:
             positions=self.roster.positions(node, self.current) if self.protected else (),
             valid_to=self.history.valid_to(self.roster[node].knows),
             probe=self.recovery is not None and self.recovery.probe,
+            halted=self.recovery is not None and self.recovery.halted,
         )
 
     def _wait(self, missing: int, now: float) -> None:
@@ -395,6 +415,9 @@ class Job:
     def drop(self, node: NodeId, reason: str) -> None:
         """A node is no longer there."""
         self.record("node_lost", {"node": node, "role": self.role(node).value, "reason": reason})
+        self._forget(node)
+
+    def _forget(self, node: NodeId) -> None:
         self.roster.drop(node)
         self.detector.forget(node)
         if self.recovery is not None:
@@ -406,6 +429,13 @@ class Job:
         self.send(node, m.Stop(exit_code=EXIT_REQUEUE, reason=reason))
         self.out.append(Disconnect(node=node, reason=reason))
         self.drop(node, reason)
+
+    def release(self, node: NodeId, reason: str) -> None:
+        """Let a node go that was to leave."""
+        self.send(node, m.Stop(exit_code=EXIT_OK, reason=reason))
+        self.out.append(Disconnect(node=node, reason=reason))
+        self.record("node_drained", {"node": node, "role": self.role(node).value, "reason": reason})
+        self._forget(node)
 
     def stop(self, exit_code: int, reason: str) -> None:
         """End the job."""

@@ -13,7 +13,8 @@ class Limits:
     ``spare_first``: where a worker is lost and a spare stands built for its node's place, the spare takes the place and the node
     becomes the spare, instead of starting a new worker on it. ``last_call_s``: how long a complete job waits for further
     spares; ``recoveries_max``: planned recoveries without a newly committed step in between, after which going on is pointless; ``respawns_max``: the same for the deaths of one slot's
-    workers. ``hang_s``, ``hang_floor_s``, ``hang_ceiling_s``, ``pause_s``: see ``HangWatch``; ``hang_s`` of None follows the
+    workers. ``halt_s``: how long
+    the last worker may come to a halt after the first. ``checkpoints``: there is storage for durable ones. ``hang_s``, ``hang_floor_s``, ``hang_ceiling_s``, ``pause_s``: see ``HangWatch``; ``hang_s`` of None follows the
     job's own steps, of 0 looks for no hangs.
     """
 
@@ -27,6 +28,8 @@ class Limits:
     last_call_s: float = 2.0
     spare_wait_s: float = 60.0
     trouble_grace_s: float = 1.0
+    halt_s: float = 2.5
+    checkpoints: bool = False
     hang_s: float | None = 0.0
     hang_floor_s: float = 60.0
     hang_ceiling_s: float = 480.0

@@ -22,10 +22,23 @@ PHASE_NAMES = {
 
 
 @dataclass(kw_only=True)
+class Halt:
+    """An order to all workers to stand still at one boundary. ``slots``: who does; ``first_at``: since when somebody does.
+
+    ``durable``: so that the state there goes to storage, before nodes leave that nobody replaces; else for a swap.
+    """
+
+    durable: bool
+    slots: set[Slot] = field(default_factory=set)
+    step: Step = -1
+    first_at: float | None = None
+
+
+@dataclass(kw_only=True)
 class Recovery:
     """``lost``: slots whose process is new and holds nothing. ``started_at`` is when the first attempt began, in seconds.
 
-    ``probe``: no loss explains the end of the last generation; the network may.
+    ``probe``: no loss explains the end of the last generation; the network may. ``halted``: it ended at a boundary, in order.
     """
 
     cause: str
@@ -33,6 +46,7 @@ class Recovery:
     phase_at: float
     lost: frozenset[Slot]
     probe: bool = False
+    halted: bool = False
     fenced: dict[NodeId, m.NodeFenced] = field(default_factory=dict)
     connected: set[Slot] = field(default_factory=set)
     ready: set[Slot] = field(default_factory=set)
