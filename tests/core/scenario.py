@@ -364,6 +364,9 @@ def _message(message: m.ToAgent) -> str:
         return f"EndHung {message.slot}: {message.reason}"
     if isinstance(message, m.Halt):
         return f"Halt {message.generation}{' with a durable checkpoint' if message.durable else ''}"
+    if isinstance(message, m.Salvage):
+        sources = " ".join(f"{slot}:{_source(source)}" for slot, source in message.sources.items())
+        return f"Salvage {message.generation} step {message.step} from {sources}"
     assert isinstance(message, m.CommitCheckpoint)
     return f"CommitCheckpoint of step {message.step}"
 

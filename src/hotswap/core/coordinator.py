@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
-from hotswap.core import drain, standstill
+from hotswap.core import drain, salvage, standstill
 from hotswap.core import messages as m
 from hotswap.core.events import Effect, Event, FromNode, NodeGone, Record, StopAsked
 from hotswap.core.history import History
 from hotswap.core.job import Job
+from hotswap.core.ladder import RESPAWN
 from hotswap.core.limits import Limits
 from hotswap.core.past import Past
 from hotswap.core.recovery import PHASE_NAMES
@@ -354,7 +355,7 @@ class Coordinator:
 
     def _may_respawn(self, slot: int) -> bool:
         self.job.respawns[slot] = self.job.respawns.get(slot, 0) + 1
-        return self.job.respawns[slot] <= self.limits.respawns_max
+        return RESPAWN.has_room(self.limits, self.job.respawns[slot])
 
     def _on_trouble(self, node: NodeId, message: m.WorkerTrouble, now: float) -> None:
         """A loss usually explains it within a moment; if none does, the groups are formed anew."""
@@ -430,7 +431,9 @@ class Coordinator:
     def _on_shard(self, node: NodeId, message: m.CheckpointShard, now: float) -> None:
         job = self.job
         valid_to = job.history.valid_to(message.generation)
-        if message.slot not in job.current.slots_of(node) or (valid_to is not None and message.step > valid_to):
+        rescued = job.rescue is not None and message.step == job.rescue.step
+        hosted = rescued or message.slot in job.current.slots_of(node)
+        if not hosted or (valid_to is not None and message.step > valid_to):
             return  # Not this node's any more, or of a future that was undone while it was written.
         shards = job.shards.add(message.step, message.slot, message.generation, job.current.slots)
         if shards is not None:
@@ -439,6 +442,7 @@ class Coordinator:
     def _on_checkpoint_committed(self, node: NodeId, message: m.CheckpointCommitted, now: float) -> None:
         self.job.record("checkpoint_written", {"step": message.step})
         drain.on_checkpoint(self.job, message.step, now)
+        salvage.on_checkpoint(self.job, message.step)
 
     def _on_draining(self, node: NodeId, message: m.NodeDraining, now: float) -> None:
         drain.ask(self.job, node, message.leaves_in_s, message.reason, now)

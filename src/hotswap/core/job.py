@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 
+from hotswap.core import ladder, placement, resume, salvage
 from hotswap.core import messages as m
-from hotswap.core import placement, resume
 from hotswap.core.detector import SilenceDetector
 from hotswap.core.events import Disconnect, Effect, Exit, Fields, Record, Scalar, Send
 from hotswap.core.hang import HangWatch
@@ -68,6 +68,7 @@ class Job:
         self.missed: set[NodeId] = set()
         """Members that fell silent in this recovery. They may only be cut off, and have what others need."""
         self.halt: Halt | None = None
+        self.rescue: salvage.Rescue | None = None
         self.durable_step: Step = -1
         """Newest durable checkpoint that was committed in this coordinator's time."""
         self.built_at = 0.0
@@ -160,9 +161,11 @@ class Job:
         """
         if self.phase not in (Phase.FENCING, Phase.WAITING, Phase.RECOLLECTING):
             self.recoveries += 1
-        if self.recoveries > self.limits.recoveries_max:
+        if not ladder.IN_PLACE.has_room(self.limits, self.recoveries):
             count = self.limits.recoveries_max
-            self.stop(EXIT_REQUEUE, f"{count} recoveries without a newly committed step; the next cause: {cause}")
+            self.stop(
+                ladder.NO_PROGRESS.code, f"{count} recoveries without a newly committed step; the next cause: {cause}"
+            )
             return
         dead = [position for position, node in enumerate(self.current.places) if node not in self.roster]
         hurt = self._hurt(lost, dead) if self.limits.spare_first else []
@@ -210,7 +213,7 @@ class Job:
         )
         if previous is not None:
             self.recovery.started_at, self.recovery.phases_ms = previous.started_at, previous.phases_ms
-        self.trouble = self.halt = None
+        self.trouble = self.halt = self.rescue = None
         self.finished.clear()
         self.phase = Phase.FENCING
         self.record("recovery_started", {"cause": cause, "lost": [*sorted(lost)], "places": [*self.current.places]})
@@ -311,8 +314,10 @@ class Job:
         if all(node in self.roster for node in self.current.places):
             self.missed.clear()
             self.recover("nodes that are needed did not come back", now)
-        else:
-            self.stop(EXIT_REQUEUE, f"no spare and no new node within {self.limits.spare_wait_s:g} s")
+            return
+        reason = f"no spare and no new node within {self.limits.spare_wait_s:g} s"
+        if not salvage.begin(self, reason, now):
+            self.stop(ladder.RESCUE.code, reason)
 
     def _without_memory(self, recovery: Recovery) -> resume.Resume | None:
         """The newest durable checkpoint; the very beginning if the job never got anywhere."""
@@ -466,7 +471,7 @@ class Job:
         limits = self.limits
         if self.phase is Phase.WAITING:
             assert self.waiting is not None, "waiting without a beginning"
-            return self.waiting[0] + limits.spare_wait_s
+            return self.waiting[0] + limits.spare_wait_s if self.rescue is None else self.rescue.until
         if self.phase is Phase.FENCING:
             return self.attempt.phase_at + limits.phase_s
         if self.phase is Phase.REBUILDING and self.roster.unbuilt(self.current):

@@ -339,6 +339,15 @@ class CommitCheckpoint:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Salvage:
+    """The job is about to give up: write the state of *step* of these slots to storage, each from its source."""
+
+    generation: Generation
+    step: Step
+    sources: dict[Slot, Source]
+
+
+@dataclass(frozen=True, kw_only=True)
 class KvValue:
     """Answer to KvGet."""
 
@@ -355,7 +364,7 @@ class Stop:
     reason: str
 
 
-ToAgent = Union[Fence, Plan, Go, EndHung, Halt, DrainNode, CommitCheckpoint, KvValue, Stop]
+ToAgent = Union[Fence, Plan, Go, EndHung, Halt, DrainNode, Salvage, CommitCheckpoint, KvValue, Stop]
 
 # --- commands -------------------------------------------------------------------------------------------------------
 

@@ -107,6 +107,8 @@ def _table() -> dict[tuple[Phase, Kind], frozenset[Phase]]:
     # A node that has to leave: all halt, and it is replaced, or a checkpoint is written, and it goes without.
     allow((P.RECOLLECTING, *TRAINS), (K.HALTED,))
     allow((P.TRAINING,), (K.HALTED, K.CHECKPOINT_COMMITTED), *_AFTER_LOSS)
+    # Nobody came: what is left is on storage, and the job may end.
+    allow((P.WAITING,), (K.CHECKPOINT_COMMITTED,), P.STOPPED)
     return table
 
 

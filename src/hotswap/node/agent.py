@@ -25,6 +25,7 @@ from hotswap.node.loading import grant, load
 from hotswap.node.parts import REAL, Parts
 from hotswap.node.process import DRAIN_SIGNAL, die_with_parent, run_and_leave, set_up_logging
 from hotswap.node.relay import RendezvousRelay
+from hotswap.node.salvage import salvage
 from hotswap.node.worker_process import WorkerProcess
 from hotswap.wire import worker_messages as w
 
@@ -181,6 +182,9 @@ class Agent:
             self.memory.commit_checkpoint(message.step, message.generations)
         elif isinstance(message, m.Stop):
             self._on_stop(message)
+        elif isinstance(message, m.Salvage):
+            if message.generation == self.generation:
+                self._spawn_task(salvage(message, self.memory, self.pool.call))
         else:
             self.departure.take(message, self.generation, self.workers.values())
 

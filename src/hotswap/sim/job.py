@@ -58,6 +58,7 @@ class Setup:
     drain_s: float
     versions: int = 2
     gate: bool = True
+    spare_wait_s: float = 60.0
     drop_undone: bool = True
     build_s: Range = (0.1, 3.0)
     compute_s: Range = (0.02, 0.3)
@@ -196,6 +197,7 @@ class JobModel:
             nproc_per_node=self.setup.width,
             timing=self.timing,
             spare_first=self.setup.spare_first,
+            spare_wait_s=self.setup.spare_wait_s,
             checkpoint_dir="storage" if self.setup.durable_steps else None,
             events_path="",
         )
@@ -385,4 +387,6 @@ class JobModel:
         membership = self.server.machine.membership
         assert membership is not None, "a job that trained has a membership"
         self._note_absent()
-        self.chronicle.resume(-1, membership.places, self._copies())
+        saved = self.storage.latest()
+        if saved is None or saved < self.chronicle.committed[0]:
+            self.chronicle.resume(-1, membership.places, self._copies())
