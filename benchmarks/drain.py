@@ -2,9 +2,9 @@
 
     python benchmarks/drain.py [--framework fsdp2] [--drains 2] [--output drain.json]
 
-One job whose nodes are told to leave one after the other, each while a spare is there for it; hotswap's defaults. The pause is the
-time from the last commit before the swap to the first one after it, less the median time between commits of undisturbed steps of
-the same job; in units of that median. The result is compared with an undisturbed job, bit for bit.
+One job whose nodes are told to leave one after the other, each while a spare is there for it; hotswap's defaults. Training stands still
+from the last commit before the swap to the word to go on; the pause is the time to the first commit after it, less the median time between
+commits of undisturbed steps of the same job. Both in units of that median. The result is compared with an undisturbed job, bit for bit.
 """
 
 from __future__ import annotations
@@ -45,6 +45,17 @@ def gaps_s(events: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float
     return plain, swaps
 
 
+def still_s(events: Sequence[Mapping[str, Any]]) -> list[float]:
+    """From the last commit to the word to go on, for each swap."""
+    found, committed = [], 0.0
+    for event in events:
+        if event["event"] == "step_committed":
+            committed = event["time"]
+        elif event["event"] == "training_started" and committed:
+            found.append(event["time"] - committed)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--framework", choices=list(FRAMEWORKS), default="fsdp2")
@@ -77,6 +88,7 @@ def main() -> None:
         difference = first_difference(reference, evidence)
     plain, swaps = gaps_s(evidence.events)
     step_s = statistics.median(plain)
+    still = still_s(evidence.events)
     done = [event for event in evidence.events if event["event"] == "recovery_done" and event["cause"] != "start"]
     result = {
         "versions": dict(versions()),
@@ -86,6 +98,8 @@ def main() -> None:
         "drained": sum(event["event"] == "node_drained" for event in evidence.events),
         "redone_steps": [event["redone_steps"] for event in done],
         "plain_step_ms": round(1000 * step_s, 1),
+        "standstill_ms": [round(1000 * gap, 1) for gap in still],
+        "standstill_in_steps": [round(gap / step_s, 2) for gap in still],
         "pause_ms": [round(1000 * (gap - step_s), 1) for gap in swaps],
         "pause_in_steps": [round((gap - step_s) / step_s, 2) for gap in swaps],
         "phases_ms": [dict(event["phases_ms"]) for event in done],

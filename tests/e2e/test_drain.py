@@ -126,6 +126,7 @@ def test_the_coordinator_is_lost_while_a_node_waits_to_leave(start: Start, refer
     assert_drained(outcome, "node1#1")
 
 
+@pytest.mark.full_matrix
 def test_without_a_spare_a_checkpoint_is_written_and_another_job_goes_on_from_it(
     start: Start, reference_of: Reference, tmp_path: Path
 ) -> None:
