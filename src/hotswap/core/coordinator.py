@@ -58,7 +58,7 @@ class Coordinator:
             Kind.CHECKPOINT_COMMITTED: self._on_checkpoint_committed,
             Kind.PACED: self._on_paced,
             Kind.RAISED: self._on_raised,
-            Kind.DRAINING: self._on_draining,
+            Kind.DRAINING: lambda node, message, now: drain.ask(self.job, node, message, now),
             Kind.HALTED: lambda _, message, now: drain.on_halted(self.job, message, now),
         }
 
@@ -165,8 +165,7 @@ class Coordinator:
         if message.protected:
             job.protect()
         job.peers.update(message.peers)
-        if message.leaves_in_s is not None:
-            drain.ask(job, node, message.leaves_in_s, "as it has told another coordinator", now)
+        drain.on_register(job, node, message, now)
         if job.running:
             self._welcome(node, message, now)
             return
@@ -431,8 +430,7 @@ class Coordinator:
     def _on_shard(self, node: NodeId, message: m.CheckpointShard, now: float) -> None:
         job = self.job
         valid_to = job.history.valid_to(message.generation)
-        rescued = job.rescue is not None and message.step == job.rescue.step
-        hosted = rescued or message.slot in job.current.slots_of(node)
+        hosted = message.slot in job.current.slots_of(node) or salvage.awaits(job, message.step)
         if not hosted or (valid_to is not None and message.step > valid_to):
             return  # Not this node's any more, or of a future that was undone while it was written.
         shards = job.shards.add(message.step, message.slot, message.generation, job.current.slots)
@@ -443,9 +441,6 @@ class Coordinator:
         self.job.record("checkpoint_written", {"step": message.step})
         drain.on_checkpoint(self.job, message.step, now)
         salvage.on_checkpoint(self.job, message.step)
-
-    def _on_draining(self, node: NodeId, message: m.NodeDraining, now: float) -> None:
-        drain.ask(self.job, node, message.leaves_in_s, message.reason, now)
 
     def _on_paced(self, node: NodeId, message: m.SnapshotsPaced, now: float) -> None:
         self.job.record("snapshot_interval", {"step": message.step, "interval": message.interval})

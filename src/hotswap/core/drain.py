@@ -14,12 +14,19 @@ from hotswap.core.recovery import Halt
 from hotswap.core.types import NodeId, Step, node_order
 
 
-def ask(job: Job, node: NodeId, left_s: float, reason: str, now: float) -> None:
-    """*node* has to leave within *left_s* seconds."""
+def on_register(job: Job, node: NodeId, message: m.Register, now: float) -> None:
+    """A node may have been told to leave while another coordinator led, or none did."""
+    if message.leaves_in_s is not None:
+        ask(job, node, m.NodeDraining(leaves_in_s=message.leaves_in_s, reason="told to before"), now)
+
+
+def ask(job: Job, node: NodeId, message: m.NodeDraining, now: float) -> None:
+    """*node* has to leave."""
     if node in job.roster.leaving:
         return
+    left_s = message.leaves_in_s
     job.roster.leave(node, now + left_s)
-    fields: Fields = {"node": node, "role": job.role(node).value, "reason": reason, "left_s": round(left_s, 1)}
+    fields: Fields = {"node": node, "role": job.role(node).value, "reason": message.reason, "left_s": round(left_s, 1)}
     job.record("node_draining", fields)
 
 

@@ -45,6 +45,11 @@ def begin(job: Job, reason: str, now: float) -> bool:
     return True
 
 
+def awaits(job: Job, step: Step) -> bool:
+    """Whether shards of *step* count whoever has written them: a lost slot's comes from its holder."""
+    return job.rescue is not None and step == job.rescue.step
+
+
 def on_checkpoint(job: Job, step: Step) -> None:
     """The durable checkpoint of *step* counts: nothing keeps the job any longer if it is the one."""
     if job.rescue is not None and step == job.rescue.step:
