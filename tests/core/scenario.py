@@ -377,8 +377,6 @@ def _fence(fence: m.Fence) -> str:
         text += f" lost {','.join(map(str, fence.lost))}"
     if fence.positions:
         text += f" build for {','.join(map(str, fence.positions))}"
-    if fence.halted:
-        text += " all stand still"
     if fence.probe:
         text += " who reaches whom?"
     if fence.valid_to is not None:

@@ -54,7 +54,7 @@ def on_halted(job: Job, message: m.WorkerHalted, now: float) -> None:
         job.halt.first_at = now
     if job.halt.durable:
         _let_go_if_durable(job, now)
-    elif job.all_halted:
+    elif job.halt.slots | job.finished >= {*job.current.slots}:
         _swap(job, now)
 
 

@@ -97,11 +97,6 @@ class Job:
         self.recovery = self.plan = self.committed = self.trouble = self.waiting = None
         self.acked, self.finished = {}, set()
 
-    @property
-    def all_halted(self) -> bool:
-        """Whether all workers stand still at the boundary that was asked for."""
-        return self.halt is not None and self.halt.slots | self.finished >= {*self.current.slots}
-
     def role(self, node: NodeId) -> Role:
         """Member or not."""
         return self.roster.role(node, self.membership)
@@ -208,9 +203,7 @@ class Job:
         """Announce the newest membership: everything older is void from here on."""
         self.raised.clear()
         previous = self.recovery if self.phase in PHASE_NAMES else None
-        self.recovery = Recovery(
-            cause=cause, started_at=now, phase_at=now, lost=lost, probe=probe, halted=self.all_halted
-        )
+        self.recovery = Recovery(cause=cause, started_at=now, phase_at=now, lost=lost, probe=probe)
         if previous is not None:
             self.recovery.started_at, self.recovery.phases_ms = previous.started_at, previous.phases_ms
         self.trouble = self.halt = self.rescue = None
@@ -231,7 +224,6 @@ class Job:
             positions=self.roster.positions(node, self.current) if self.protected else (),
             valid_to=self.history.valid_to(self.roster[node].knows),
             probe=self.recovery is not None and self.recovery.probe,
-            halted=self.recovery is not None and self.recovery.halted,
         )
 
     def _wait(self, missing: int, now: float) -> None:

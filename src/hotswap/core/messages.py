@@ -267,8 +267,7 @@ class Fence:
     ``lost``: slots whose process is new and holds nothing. ``positions``: for a spare, the positions to build workers for.
     ``valid_to``: the node has missed a plan and must drop all snapshots and replicas of later steps before it answers: they
     belong to a future that was undone. None: it may keep everything. ``probe``: nobody knows why the last generation failed;
-    try to reach all other nodes before you answer. ``halted``: all workers stand still at a boundary, nothing is under way
-    between them.
+    try to reach all other nodes before you answer.
     """
 
     generation: Generation
@@ -278,7 +277,6 @@ class Fence:
     positions: tuple[int, ...] = ()
     valid_to: Step | None = None
     probe: bool = False
-    halted: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

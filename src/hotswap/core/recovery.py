@@ -38,7 +38,7 @@ class Halt:
 class Recovery:
     """``lost``: slots whose process is new and holds nothing. ``started_at`` is when the first attempt began, in seconds.
 
-    ``probe``: no loss explains the end of the last generation; the network may. ``halted``: it ended at a boundary, in order.
+    ``probe``: no loss explains the end of the last generation; the network may.
     """
 
     cause: str
@@ -46,7 +46,6 @@ class Recovery:
     phase_at: float
     lost: frozenset[Slot]
     probe: bool = False
-    halted: bool = False
     fenced: dict[NodeId, m.NodeFenced] = field(default_factory=dict)
     connected: set[Slot] = field(default_factory=set)
     ready: set[Slot] = field(default_factory=set)

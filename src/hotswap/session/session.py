@@ -446,7 +446,7 @@ class Session:
             self._groups.abort(
                 parked=self._parked,
                 replaced=frozenset(fence.lost),
-                settle_s=0.0 if fence.halted else self.settings.settle_s,
+                settle_s=self.settings.settle_s,
                 deadline_s=self.settings.abort_s,
             )
             self._abort_done.set()
