@@ -27,26 +27,36 @@
 #define CHECKPOINT_COMMITTED 12
 #define SNAPSHOT_INTERVAL_CHANGED 13
 #define SCRIPT_RAISED 14
-#define TIME_PASSED 15
-#define STOP_ASKED 16
+#define NODE_HAS_TO_LEAVE 15
+#define WORKER_HALTED 16
+#define TIME_PASSED 17
+#define STOP_ASKED 18
 
 #define MAY(phase, kind, next) ( \
   (phase == FORMING && kind == HEARTBEAT && (next == FORMING)) || \
   (phase == FORMING && kind == NODE_GONE && (next == FORMING)) || \
+  (phase == FORMING && kind == NODE_HAS_TO_LEAVE && (next == FORMING)) || \
   (phase == RECOLLECTING && kind == HEARTBEAT && (next == RECOLLECTING)) || \
   (phase == RECOLLECTING && kind == NODE_GONE && (next == RECOLLECTING)) || \
+  (phase == RECOLLECTING && kind == NODE_HAS_TO_LEAVE && (next == RECOLLECTING)) || \
   (phase == FENCING && kind == HEARTBEAT && (next == FENCING)) || \
   (phase == FENCING && kind == NODE_GONE && (next == FENCING || next == WAITING_FOR_A_NODE || next == REBUILDING || next == STOPPED)) || \
+  (phase == FENCING && kind == NODE_HAS_TO_LEAVE && (next == FENCING)) || \
   (phase == WAITING_FOR_A_NODE && kind == HEARTBEAT && (next == WAITING_FOR_A_NODE)) || \
   (phase == WAITING_FOR_A_NODE && kind == NODE_GONE && (next == FENCING || next == WAITING_FOR_A_NODE || next == STOPPED)) || \
+  (phase == WAITING_FOR_A_NODE && kind == NODE_HAS_TO_LEAVE && (next == WAITING_FOR_A_NODE)) || \
   (phase == REBUILDING && kind == HEARTBEAT && (next == REBUILDING)) || \
   (phase == REBUILDING && kind == NODE_GONE && (next == FENCING || next == WAITING_FOR_A_NODE || next == REBUILDING || next == STOPPED)) || \
+  (phase == REBUILDING && kind == NODE_HAS_TO_LEAVE && (next == REBUILDING)) || \
   (phase == RESTORING && kind == HEARTBEAT && (next == RESTORING)) || \
   (phase == RESTORING && kind == NODE_GONE && (next == FENCING || next == WAITING_FOR_A_NODE || next == RESTORING || next == STOPPED)) || \
+  (phase == RESTORING && kind == NODE_HAS_TO_LEAVE && (next == RESTORING)) || \
   (phase == REDOING && kind == HEARTBEAT && (next == REDOING || next == TRAINING)) || \
   (phase == REDOING && kind == NODE_GONE && (next == FENCING || next == WAITING_FOR_A_NODE || next == REDOING || next == STOPPED)) || \
+  (phase == REDOING && kind == NODE_HAS_TO_LEAVE && (next == REDOING)) || \
   (phase == TRAINING && kind == HEARTBEAT && (next == TRAINING)) || \
   (phase == TRAINING && kind == NODE_GONE && (next == FENCING || next == WAITING_FOR_A_NODE || next == TRAINING || next == STOPPED)) || \
+  (phase == TRAINING && kind == NODE_HAS_TO_LEAVE && (next == TRAINING)) || \
   (phase == FORMING && kind == TIME_PASSED && (next == FORMING || next == FENCING || next == STOPPED)) || \
   (phase == FORMING && kind == STOP_ASKED && (next == FORMING || next == STOPPED)) || \
   (phase == RECOLLECTING && kind == TIME_PASSED && (next == RECOLLECTING || next == FENCING || next == WAITING_FOR_A_NODE || next == TRAINING || next == STOPPED)) || \
@@ -79,7 +89,7 @@
   (phase == WAITING_FOR_A_NODE && kind == WORKER_LOST && (next == FENCING || next == WAITING_FOR_A_NODE || next == STOPPED)) || \
   (phase == WAITING_FOR_A_NODE && kind == WORKER_IN_TROUBLE && (next == WAITING_FOR_A_NODE)) || \
   (phase == WAITING_FOR_A_NODE && kind == CHECKPOINT_SHARD_WRITTEN && (next == WAITING_FOR_A_NODE)) || \
-  (phase == WAITING_FOR_A_NODE && kind == CHECKPOINT_COMMITTED && (next == WAITING_FOR_A_NODE)) || \
+  (phase == WAITING_FOR_A_NODE && kind == CHECKPOINT_COMMITTED && (next == WAITING_FOR_A_NODE || next == STOPPED)) || \
   (phase == WAITING_FOR_A_NODE && kind == SNAPSHOT_INTERVAL_CHANGED && (next == WAITING_FOR_A_NODE)) || \
   (phase == REBUILDING && kind == WORKER_BUILT && (next == REBUILDING)) || \
   (phase == REBUILDING && kind == WORKER_LOST && (next == FENCING || next == WAITING_FOR_A_NODE || next == REBUILDING || next == STOPPED)) || \
@@ -103,7 +113,7 @@
   (phase == TRAINING && kind == WORKER_LOST && (next == FENCING || next == WAITING_FOR_A_NODE || next == TRAINING || next == STOPPED)) || \
   (phase == TRAINING && kind == WORKER_IN_TROUBLE && (next == TRAINING)) || \
   (phase == TRAINING && kind == CHECKPOINT_SHARD_WRITTEN && (next == TRAINING)) || \
-  (phase == TRAINING && kind == CHECKPOINT_COMMITTED && (next == TRAINING)) || \
+  (phase == TRAINING && kind == CHECKPOINT_COMMITTED && (next == FENCING || next == WAITING_FOR_A_NODE || next == TRAINING || next == STOPPED)) || \
   (phase == TRAINING && kind == SNAPSHOT_INTERVAL_CHANGED && (next == TRAINING)) || \
   (phase == RECOLLECTING && kind == SCRIPT_RAISED && (next == RECOLLECTING || next == STOPPED)) || \
   (phase == FENCING && kind == SCRIPT_RAISED && (next == FENCING || next == STOPPED)) || \
@@ -137,4 +147,7 @@
   (phase == TRAINING && kind == NODE_FENCED && (next == TRAINING)) || \
   (phase == REBUILDING && kind == WORKER_CONNECTED && (next == REBUILDING || next == RESTORING)) || \
   (phase == REBUILDING && kind == WORKER_READY && (next == REBUILDING)) || \
-  (phase == RESTORING && kind == WORKER_READY && (next == RESTORING || next == REDOING)))
+  (phase == RESTORING && kind == WORKER_READY && (next == RESTORING || next == REDOING)) || \
+  (phase == RECOLLECTING && kind == WORKER_HALTED && (next == RECOLLECTING)) || \
+  (phase == REDOING && kind == WORKER_HALTED && (next == REDOING)) || \
+  (phase == TRAINING && kind == WORKER_HALTED && (next == FENCING || next == WAITING_FOR_A_NODE || next == TRAINING || next == STOPPED)))

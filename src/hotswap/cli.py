@@ -24,6 +24,7 @@ commands:
   demo      a real training loses a node, a spare takes its place, the result is identical (hotswap demo --help)
   classify  what broke: reads logs, names cause, culprit and action (hotswap classify --help)
   report    what a job lost, why, and what it cost (hotswap report LOGDIR)
+  drain     let a node leave a running job: a spare takes its place first (hotswap drain LOGDIR NODE)
   doctor    can hotswap work here, and which deadlines would a job have (hotswap doctor --help)
   chaos     small real trainings lose something, each in another way: a table of how they came out (hotswap chaos --help)
   inject    strike a running job, for drills (hotswap inject LOGDIR FAULT)
@@ -88,6 +89,12 @@ def _probe(argv: list[str]) -> int:
     return main(argv)
 
 
+def _drain(argv: list[str]) -> int:
+    from hotswap.launch.drain import main
+
+    return main(argv)
+
+
 def _doctor(argv: list[str]) -> int:
     from hotswap.launch.doctor import main
 
@@ -99,6 +106,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "demo": _demo,
     "classify": _classify,
     "report": _report,
+    "drain": _drain,
     "doctor": _doctor,
     "probe": _probe,
     "simulate": _simulate,

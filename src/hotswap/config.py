@@ -27,6 +27,11 @@ class Timing:
     collective_s: float | None = None
 
     @property
+    def halt_s(self) -> float:
+        """All workers come to the boundary on which they have agreed within moments; who is late there loses part of a step."""
+        return self.detection_budget_s / 2
+
+    @property
     def heartbeat_s(self) -> float:
         """Five chances to be heard within the budget."""
         return self.detection_budget_s / 5
@@ -121,6 +126,7 @@ class Timing:
             ("heartbeat", self.heartbeat_s, "an agent says that it lives, and how far its workers are"),
             ("trouble grace", self.trouble_grace_s, "a failed collective that no loss explains becomes a recovery"),
             ("stopped worker", self.stopped_s, "a worker that a signal has stopped is ended"),
+            ("halt", self.halt_s, "workers that stand still for a swap wait no longer for the last of them"),
             ("detection budget", self.detection_budget_s, "a silent node is given up"),
             ("connect", self.connect_s, "a connection that is not made and authenticated is given up"),
             ("abort", self.abort_s, "a worker gives up ending its communication"),
@@ -168,6 +174,7 @@ class AgentConfig:
     """One agent process, that is one node.
 
     ``incarnation`` makes each start of an agent a new node: within a job, a name with its number is never used again.
+    ``drain_s``: how long a node that is told to leave stays if nobody takes its place.
     ``entry`` is the training command: a script path and its arguments, or ``-m module`` and its arguments.
     ``spare_positions``: for how many active nodes' places a spare keeps built workers.
     ``gpus``: those of the whole machine, if it is made into several nodes; empty: a worker sees what its node sees.
@@ -184,6 +191,7 @@ class AgentConfig:
     advertise_host: str = "127.0.0.1"
     nproc_per_node: int
     nodes_active: int
+    drain_s: float = 60.0
     entry: tuple[str, ...]
     env: dict[str, str] = field(default_factory=dict)
     gpus: tuple[str, ...] = ()

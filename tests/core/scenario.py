@@ -45,6 +45,7 @@ class Scenario:
         self.holders: dict[Slot, NodeId] = {}
         self.registered: list[NodeId] = []
         self.steps: dict[Slot, Step] = {}
+        self.clean: set[Slot] = set()
         self.log: list[dict[str, object]] = []
 
     def run(self) -> str:
@@ -137,6 +138,7 @@ class Scenario:
             lost=tuple(numbers(values.get("lost", ""))),
             finished=tuple(numbers(values.get("finished", ""))),
             peers={int(a): (int(b),) for a, b in re.findall(r"(\d+):(\d+)", values.get("peers", ""))},
+            leaves_in_s=float(values["leaves"]) if "leaves" in values else None,
         )
 
     def _builds(
@@ -219,7 +221,8 @@ class Scenario:
         def versions(slots: list[Slot]) -> str:
             return ",".join(f"{slot}@{step}" for slot in slots for step in (self.steps[slot] - 1, self.steps[slot]))
 
-        live = ",".join(f"{slot}@{self.steps[slot]}-dirty" for slot in own if slot not in lost)
+        state = {slot: f"{slot}@{self.steps[slot]}{'' if slot in self.clean else '-dirty'}" for slot in own}
+        live = ",".join(state[slot] for slot in own if slot not in lost)
         return {"own": versions([s for s in own if s not in lost or kept]), "replica": versions(kept), "live": live}
 
     def _connected(
@@ -272,6 +275,21 @@ class Scenario:
     ) -> Iterator[m.FromAgent]:
         yield m.SnapshotsPaced(slot=int(plain[0]), generation=generation, step=int(plain[1]), interval=int(plain[2]))
 
+    def _drains(
+        self, node: NodeId, generation: Generation, plain: list[str], values: dict[str, str]
+    ) -> Iterator[m.FromAgent]:
+        yield m.NodeDraining(leaves_in_s=float(plain[0]), reason=" ".join(plain[1:]) or "told to")
+
+    def _halted(
+        self, node: NodeId, generation: Generation, plain: list[str], values: dict[str, str]
+    ) -> Iterator[m.FromAgent]:
+        """At a step, which is acknowledged: with nothing under way, live workers stand there untouched."""
+        slots = numbers(values["slots"]) if "slots" in values else self._slots(node)
+        self.steps.update(dict.fromkeys(slots, int(plain[0])))
+        self.clean.update(slots)
+        for slot in slots:
+            yield m.WorkerHalted(slot=slot, generation=generation, step=int(plain[0]))
+
     def _commits(
         self, node: NodeId, generation: Generation, plain: list[str], values: dict[str, str]
     ) -> Iterator[m.FromAgent]:
@@ -293,6 +311,7 @@ class Scenario:
             if isinstance(effect, Send) and isinstance(effect.message, m.Plan):
                 self.holders = effect.message.holders
                 self.steps = dict.fromkeys(effect.message.sources, effect.message.resume_step)
+                self.clean.clear()
         return effects
 
 
@@ -343,6 +362,11 @@ def _message(message: m.ToAgent) -> str:
         return f"Stop {message.exit_code}: {_value(message.reason)}"
     if isinstance(message, m.EndHung):
         return f"EndHung {message.slot}: {message.reason}"
+    if isinstance(message, m.Halt):
+        return f"Halt {message.generation}{' with a durable checkpoint' if message.durable else ''}"
+    if isinstance(message, m.Salvage):
+        sources = " ".join(f"{slot}:{_source(source)}" for slot, source in message.sources.items())
+        return f"Salvage {message.generation} step {message.step} from {sources}"
     assert isinstance(message, m.CommitCheckpoint)
     return f"CommitCheckpoint of step {message.step}"
 

@@ -17,7 +17,7 @@ from hotswap.core.past import recall
 from hotswap.core.transitions import Phase
 from hotswap.core.types import Held, HeldKind, SourceKind, WorkerState
 
-LIMITS = Limits(nodes_active=2, nodes_max=4, width=2)
+LIMITS = Limits(nodes_active=2, nodes_max=4, width=2, checkpoints=True)
 SLOTS = range(4)
 STEPS = st.integers(0, 3)
 NAMES = [f"n{number}#1" for number in range(1, 8)]
@@ -197,6 +197,9 @@ class Interleavings(RuleBasedStateMachine):
             for slot in agent.slots(node):
                 self.handle(FromNode(node=node, message=m.WorkerBuilt(slot=slot, generation=generation, shape="s")))
                 self.handle(FromNode(node=node, message=m.WorkerConnected(slot=slot, generation=generation)))
+        elif isinstance(message, m.Halt):
+            for slot in agent.slots(node):
+                self.handle(FromNode(node=node, message=m.WorkerHalted(slot=slot, generation=generation, step=4)))
         elif isinstance(message, m.Go):
             acked = dict.fromkeys(agent.slots(node), 4)
             self.handle(FromNode(node=node, message=m.Heartbeat(generation=generation, acked=acked)))
@@ -240,6 +243,17 @@ class Interleavings(RuleBasedStateMachine):
         generation = max(0, self.agents[self.pick(number)].generation - age)
         shard = m.CheckpointShard(slot=slot, step=step, generation=generation)
         self.handle(FromNode(node=self.pick(number), message=shard))
+
+    @precondition(lambda self: self.connected)
+    @rule(number=PICK, leaves_in_s=st.floats(0.0, 5.0))
+    def drain(self, number: int, leaves_in_s: float) -> None:
+        message = m.NodeDraining(leaves_in_s=leaves_in_s, reason="")
+        self.handle(FromNode(node=self.pick(number), message=message))
+
+    @precondition(lambda self: self.connected)
+    @rule(number=PICK, step=st.integers(3, 5))
+    def commit_checkpoint(self, number: int, step: int) -> None:
+        self.handle(FromNode(node=self.pick(number), message=m.CheckpointCommitted(step=step)))
 
     @rule(kind=st.sampled_from([m.Heartbeat, m.WorkerBuilt]))
     def hear_a_stranger(self, kind: Any) -> None:
@@ -285,6 +299,11 @@ class Interleavings(RuleBasedStateMachine):
         # A coordinator that has stopped listens to nobody any more.
         if job.phase is not Phase.STOPPED:
             assert all(node in self.connected for node in job.roster)
+
+    @invariant()
+    def who_leaves_takes_no_place(self) -> None:
+        job = self.machine.job
+        assert not {*job.roster.leaving}.intersection(job.spares())
 
     @invariant()
     def going_means_that_everyone_was_ready(self) -> None:

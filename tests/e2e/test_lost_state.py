@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,3 +52,25 @@ def test_without_a_checkpoint_the_job_ends_and_says_why(start: Start) -> None:
     assert outcome.exit_code == EXIT_REQUEUE
     (stopped,) = outcome.named("job_stopped")
     assert "owner" in stopped["reason"] and "--checkpoint-dir" in stopped["reason"]
+
+
+def test_without_a_spare_the_newest_state_goes_to_storage_before_the_job_ends(
+    start: Start, reference_of: Callable[[Cell], Outcome], tmp_path: Path
+) -> None:
+    # Durable checkpoints far apart: the one that counts is made of what the survivor has of its own and of the lost node's slots.
+    durable = ("--checkpoint-dir", str(tmp_path / "durable"), "--checkpoint-interval", "1000")
+    cell = Cell(program=FSDP2, spares=0, steps=30, run_arguments=(*durable, "--spare-wait-s", "0.5"))
+    with start(cell) as job:
+        job.wait_for("step_committed", step=10)
+        job.kill_node("node1")
+        outcome = job.finish()
+    assert_clean(outcome)
+    assert outcome.exit_code == EXIT_REQUEUE
+    (stopped,), (written,) = outcome.named("job_stopped"), outcome.named("checkpoint_written")
+    assert f"the state of step {written['step']} is on storage" in stopped["reason"]
+    assert written["step"] >= outcome.named("step_committed")[-1]["step"]
+    with start(replace(cell, run_arguments=durable)) as job:
+        again = job.finish()
+    assert_clean(again)
+    assert (again.named("restored_from_checkpoint")[0]["step"], again.exit_code) == (written["step"], 0)
+    assert again.final == reference_of(cell).final

@@ -63,6 +63,9 @@ def test_there_is_a_verdict_on_every_flag_of_torchrun() -> None:
         (["--tee", "0:9"], "--tee"),
         (["--local-ranks-filter", "all"], "--local-ranks-filter"),
         (["--signals-to-handle", "SIGNONSENSE"], "SIGNONSENSE"),
+        (["--drain-on", "SIGNONSENSE"], "--drain-on: there is no signal"),
+        (["--drain-on", "SIGTERM", "--standalone"], "--drain-on: all nodes of a stand-alone job are on this machine"),
+        (["--drain-wait-s", "-1"], "--drain-wait-s"),
         (["--token-file", "/does/not/exist"], "--token-file: .*No such file"),
     ],
 )
@@ -128,6 +131,8 @@ def test_the_number_of_cpu_threads_is_said_when_nobody_chose_it(monkeypatch: pyt
         (["--local-addr", "10.0.0.2", "--bind-host", "10.0.0.3"], {"bind_host": "10.0.0.3"}),
         (["--log-dir", "logs"], {"log_dir": "logs"}),
         (["--signals-to-handle", "SIGTERM, SIGUSR2"], {"signals": (signal.SIGTERM, signal.SIGUSR2)}),
+        (["--drain-on", "SIGTERM"], {"drain_on": (signal.SIGTERM,), "drain_s": 60.0}),
+        (["--drain-wait-s", "5", "--standalone"], {"drain_on": (signal.SIGUSR1,), "drain_s": 5.0}),
         (["--shutdown-timeout", "7"], {"stop_s": 7.0}),
         (["--preload", "torch,mine"], {"preload": ("torch", "mine")}),
         (["--preload", ""], {"preload": ()}),

@@ -17,6 +17,7 @@ def test_this_machine_is_examined_and_the_deadlines_are_shown(capsys: pytest.Cap
     assert main(["doctor", "--json", "--hang-budget-s", "12", "--pause-limit-s", "90"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["ok"] and {check["status"] for check in found["checks"]} <= {"ok", "note"}
+    assert [rung["rung"] for rung in found["ladder"]][:3] == ["in place", "respawn", "spare"]
     assert (found["deadlines"]["hang"]["seconds"], found["deadlines"]["pause"]["seconds"]) == (12, 90)
 
 
@@ -45,3 +46,11 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     monkeypatch.setattr(doctor.metadata, "version", lambda _: "2.9.1+cu126")
     main(["doctor", "--json"])
     assert "2.9.1+cu126; at least 2.11" in capsys.readouterr().out
+
+
+def test_the_ladder_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--ladder"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0].startswith("in place") and shown[-1].endswith("then exit 93)")
+    assert main(["doctor", "--ladder", "--json", "--detection-budget-s", "10", "--hang-budget-s", "off"]) == 0
+    assert {rung["rung"]: rung for rung in json.loads(capsys.readouterr().out)}["rescue"]["bound"] == "60 s per job"

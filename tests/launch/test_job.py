@@ -251,3 +251,16 @@ def test_a_job_without_a_name_has_the_same_one_everywhere(launch: Launch) -> Non
         job.process.terminate()
         job.finish()
     assert len(names) == 1
+
+
+def test_a_stand_alone_job_has_nobody_to_take_over_from_this_machine(launch: Launch) -> None:
+    job = launch({"coordinator": "serve"}, nodes_active=2, nodes_max=2)
+    job.agent("node1")
+    # A scheduler's notice ends nothing, neither here nor in the processes below.
+    job.process.send_signal(signal.SIGUSR1)
+    job.process.send_signal(signal.SIGUSR1)
+    job.process.send_signal(signal.SIGTERM)
+    code, _, err = job.finish()
+    assert code == 128 + signal.SIGTERM
+    assert err.count("SIGUSR1: all nodes of this job are here") <= 1
+    assert (job.folder / "stopped").exists()

@@ -91,3 +91,24 @@ def test_a_machine_is_lost_and_the_spare_takes_its_place(nodes: list[Node], tmp_
     assert lost.process.wait() == -signal.SIGKILL
     until(lambda: not any(alive(pid) for pid in family))
     assert f"[slot0] finished at {STEPS}" in "".join(node.console.read_text() for node in nodes)
+
+
+@pytest.mark.e2e
+def test_a_machine_is_told_to_leave_and_the_spare_takes_its_place(nodes: list[Node], tmp_path: Path) -> None:
+    first = nodes[0]
+    until(lambda: first.has("spare_ready"), deadline_s=90)
+    until(lambda: first.has("step_committed", step=10), deadline_s=90)
+    places = next(event["places"] for event in first.events() if event["event"] == "recovery_started")
+    assert isinstance(places, list)
+    leaver = next(node for node in nodes[1:] if any(place.startswith(f"{node.name}#") for place in places))
+    # As Slurm does it: everything of the step gets the signal.
+    for pid in [leaver.process.pid, *descendants(leaver.process.pid)]:
+        os.kill(pid, signal.SIGUSR1)
+    # The spare stands for another place, and builds for this one first.
+    until(lambda: first.has("halt_asked"), deadline_s=90)
+    (tmp_path / "go").touch()
+    for node in [leaver, *(node for node in nodes if node is not leaver)]:
+        assert node.process.wait(90) == 0, node.console.read_text()
+    assert "this node leaves as soon as another one has its place" in leaver.console.read_text()
+    names = [event["event"] for event in first.events()]
+    assert "node_drained" in names and "worker_lost" not in names and "node_lost" not in names

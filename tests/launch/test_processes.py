@@ -115,3 +115,17 @@ def test_signals_wake_and_are_given_back() -> None:
     finally:
         waker.close()
     assert signal.getsignal(signal.SIGUSR1) is before
+
+
+def test_the_first_notice_ends_nothing() -> None:
+    waker = Waker([signal.SIGTERM], [signal.SIGUSR1, signal.SIGTERM])
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert (waker.noticed, waker.asked) == ("SIGTERM", None)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert waker.asked is None
+        # Of a signal that usually ends the job the second one does.
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert waker.asked == signal.SIGTERM
+    finally:
+        waker.close()

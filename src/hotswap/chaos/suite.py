@@ -139,6 +139,13 @@ def _without_a_spare(program: Program) -> Ordeal:
     )
 
 
+def _drain(program: Program, spares: int, exit_code: int, *arguments: str) -> Ordeal:
+    """The last node, soon: a spare that is not built by then takes the place all the same."""
+    outside = (Outside(kind="drain", step=STEP // 2, node=f"node{program.nodes - 1}"),)
+    flags = ("--drain-wait-s", "0.2", *arguments)
+    return Ordeal(outside=outside, spares=spares, exit_code=exit_code, arguments=flags)
+
+
 def _raised_everywhere(program: Program) -> Ordeal:
     faults = tuple(_fault(program, "raise", "optimizer", slot) for slot in range(program.train.layout.slots))
     return Ordeal(inside=faults, exit_code=EXIT_USER_ERROR)
@@ -170,6 +177,11 @@ DRILLS: dict[str, Drill] = {
         what="the same, with durable checkpoints", make=_owner_and_holder(checkpoints=True)
     ),
     "no-spare": Drill(what="a node is killed and there is no spare", make=_without_a_spare),
+    "drain": Drill(what="a node is told to leave", make=lambda program: _drain(program, 1, 0)),
+    "drain-no-spare": Drill(
+        what="the same, and there is no spare",
+        make=lambda program: _drain(program, 0, EXIT_REQUEUE, "--spare-wait-s", "1"),
+    ),
 }
 FAST = (
     "worker-optimizer",

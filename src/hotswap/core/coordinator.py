@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
+from hotswap.core import drain, salvage, standstill
 from hotswap.core import messages as m
-from hotswap.core import standstill
 from hotswap.core.events import Effect, Event, FromNode, NodeGone, Record, StopAsked
 from hotswap.core.history import History
 from hotswap.core.job import Job
+from hotswap.core.ladder import RESPAWN
 from hotswap.core.limits import Limits
 from hotswap.core.past import Past
 from hotswap.core.recovery import PHASE_NAMES
@@ -57,6 +58,8 @@ class Coordinator:
             Kind.CHECKPOINT_COMMITTED: self._on_checkpoint_committed,
             Kind.PACED: self._on_paced,
             Kind.RAISED: self._on_raised,
+            Kind.DRAINING: lambda node, message, now: drain.ask(self.job, node, message, now),
+            Kind.HALTED: lambda _, message, now: drain.on_halted(self.job, message, now),
         }
 
     @property
@@ -81,6 +84,8 @@ class Coordinator:
         if refusal is None:
             before = self.phase
             self._dispatch(event, kind, now)
+            if self.phase is Phase.TRAINING:
+                drain.look(self.job)
             allowed = TRANSITIONS[before, kind]
             assert self.phase in allowed, f"{kind.value}: {before.value} -> {self.phase.value} is not in the table"
         return self.job.out
@@ -94,6 +99,8 @@ class Coordinator:
             due.append(self.job.trouble[0])
         if self.phase in TRAINS:
             due.append(self.job.watch.deadline())
+        if self.phase is Phase.TRAINING:
+            due.append(drain.deadline(self.job))
         silence = self.job.detector.deadline()
         if silence is not None:
             due.append(silence)
@@ -158,6 +165,7 @@ class Coordinator:
         if message.protected:
             job.protect()
         job.peers.update(message.peers)
+        drain.on_register(job, node, message, now)
         if job.running:
             self._welcome(node, message, now)
             return
@@ -346,7 +354,7 @@ class Coordinator:
 
     def _may_respawn(self, slot: int) -> bool:
         self.job.respawns[slot] = self.job.respawns.get(slot, 0) + 1
-        return self.job.respawns[slot] <= self.limits.respawns_max
+        return RESPAWN.has_room(self.limits, self.job.respawns[slot])
 
     def _on_trouble(self, node: NodeId, message: m.WorkerTrouble, now: float) -> None:
         """A loss usually explains it within a moment; if none does, the groups are formed anew."""
@@ -422,7 +430,8 @@ class Coordinator:
     def _on_shard(self, node: NodeId, message: m.CheckpointShard, now: float) -> None:
         job = self.job
         valid_to = job.history.valid_to(message.generation)
-        if message.slot not in job.current.slots_of(node) or (valid_to is not None and message.step > valid_to):
+        hosted = message.slot in job.current.slots_of(node) or salvage.awaits(job, message.step)
+        if not hosted or (valid_to is not None and message.step > valid_to):
             return  # Not this node's any more, or of a future that was undone while it was written.
         shards = job.shards.add(message.step, message.slot, message.generation, job.current.slots)
         if shards is not None:
@@ -430,6 +439,8 @@ class Coordinator:
 
     def _on_checkpoint_committed(self, node: NodeId, message: m.CheckpointCommitted, now: float) -> None:
         self.job.record("checkpoint_written", {"step": message.step})
+        drain.on_checkpoint(self.job, message.step, now)
+        salvage.on_checkpoint(self.job, message.step)
 
     def _on_paced(self, node: NodeId, message: m.SnapshotsPaced, now: float) -> None:
         self.job.record("snapshot_interval", {"step": message.step, "interval": message.interval})
@@ -448,6 +459,8 @@ class Coordinator:
             self._on_phase_deadline(now)
         elif self.phase in TRAINS:
             standstill.look(job, now)
+            if self.phase is Phase.TRAINING:
+                drain.on_tick(job, now)
 
     def _phase_deadline(self) -> float:
         if self.phase is Phase.FORMING:

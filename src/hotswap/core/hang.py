@@ -17,8 +17,6 @@ PAUSES = 3
 """Patience in the longest of the pauses that have come to an end by themselves."""
 WARM_UP = 5
 """How much longer the first step of a generation may take: somebody has compiled nothing yet."""
-HANGS_MAX = 3
-"""At the same step in the same place: the second time another node tries, the third time it is the program."""
 
 
 class HangWatch:

@@ -8,20 +8,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 
+from hotswap.core import ladder, placement, resume, salvage
 from hotswap.core import messages as m
-from hotswap.core import placement, resume
 from hotswap.core.detector import SilenceDetector
 from hotswap.core.events import Disconnect, Effect, Exit, Fields, Record, Scalar, Send
 from hotswap.core.hang import HangWatch
 from hotswap.core.history import History
 from hotswap.core.limits import LINK_FLOOR, Limits
 from hotswap.core.past import Past
-from hotswap.core.recovery import PHASE_NAMES, Recovery
+from hotswap.core.recovery import PHASE_NAMES, Halt, Recovery
 from hotswap.core.roster import Roster
 from hotswap.core.shards import Shards
 from hotswap.core.transitions import RUNNING, TRAINS, Phase
 from hotswap.core.types import HeldKind, Membership, NodeId, Role, Slot, Source, SourceKind, Step
-from hotswap.errors import EXIT_REQUEUE
+from hotswap.errors import EXIT_OK, EXIT_REQUEUE
 
 FAILURES_MAX = 2
 """So often a source may fail to give a slot's state before another one is chosen, if need be of an older step."""
@@ -67,6 +67,10 @@ class Job:
         self.waiting: tuple[float, int] | None = None
         self.missed: set[NodeId] = set()
         """Members that fell silent in this recovery. They may only be cut off, and have what others need."""
+        self.halt: Halt | None = None
+        self.rescue: salvage.Rescue | None = None
+        self.durable_step: Step = -1
+        """Newest durable checkpoint that was committed in this coordinator's time."""
         self.built_at = 0.0
         self.taken_over_at = float("-inf")
         self.out: list[Effect] = []
@@ -98,8 +102,14 @@ class Job:
         return self.roster.role(node, self.membership)
 
     def spares(self) -> list[NodeId]:
-        """Connected nodes without a place."""
+        """Connected nodes without a place that are there to stay."""
         return self.roster.spares(self.membership)
+
+    def needs(self, node: NodeId) -> bool:
+        """Whether *node* has a place or keeps replicas. Without a plan nobody knows who does; a lone member's are with a spare."""
+        places = self.current.places
+        keeps = len(places) == 1 if self.plan is None else node in self.plan.holders.values()
+        return node in places or keeps
 
     # --- effects ---------------------------------------------------------------------------------------------------
 
@@ -131,7 +141,8 @@ class Job:
 
     def form(self, now: float) -> None:
         """The first membership."""
-        order = list(self.roster)
+        # Who is to leave comes last; it is drained once the job trains.
+        order = sorted(self.roster, key=lambda node: node in self.roster.leaving)
         self.newest_generation += 1
         places = tuple(order[: self.limits.nodes_active])
         self.membership = Membership(generation=self.newest_generation, places=places, width=self.limits.width)
@@ -145,13 +156,17 @@ class Job:
         """
         if self.phase not in (Phase.FENCING, Phase.WAITING, Phase.RECOLLECTING):
             self.recoveries += 1
-        if self.recoveries > self.limits.recoveries_max:
+        if not ladder.IN_PLACE.has_room(self.limits, self.recoveries):
             count = self.limits.recoveries_max
-            self.stop(EXIT_REQUEUE, f"{count} recoveries without a newly committed step; the next cause: {cause}")
+            self.stop(
+                ladder.NO_PROGRESS.code, f"{count} recoveries without a newly committed step; the next cause: {cause}"
+            )
             return
         dead = [position for position, node in enumerate(self.current.places) if node not in self.roster]
         hurt = self._hurt(lost, dead) if self.limits.spare_first else []
-        fills = self.roster.fill(self.current, dead=dead, hurt=hurt)
+        leaving = {position for position, node in enumerate(self.current.places) if node in self.roster.leaving}
+        overdue = sorted(position for position in leaving if self.current.places[position] in self.roster.overdue(now))
+        fills = self.roster.fill(self.current, dead=dead, hurt=sorted(leaving.union(hurt)), overdue=overdue)
         moving = {slot for position in fills for slot in self.current.slots_at(position)}
         unheld = self._new_processes({*lost, *self.finished}) | moving
         self.leave(now)
@@ -191,7 +206,7 @@ class Job:
         self.recovery = Recovery(cause=cause, started_at=now, phase_at=now, lost=lost, probe=probe)
         if previous is not None:
             self.recovery.started_at, self.recovery.phases_ms = previous.started_at, previous.phases_ms
-        self.trouble = None
+        self.trouble = self.halt = self.rescue = None
         self.finished.clear()
         self.phase = Phase.FENCING
         self.record("recovery_started", {"cause": cause, "lost": [*sorted(lost)], "places": [*self.current.places]})
@@ -291,8 +306,10 @@ class Job:
         if all(node in self.roster for node in self.current.places):
             self.missed.clear()
             self.recover("nodes that are needed did not come back", now)
-        else:
-            self.stop(EXIT_REQUEUE, f"no spare and no new node within {self.limits.spare_wait_s:g} s")
+            return
+        reason = f"no spare and no new node within {self.limits.spare_wait_s:g} s"
+        if not salvage.begin(self, reason, now):
+            self.stop(ladder.RESCUE.code, reason)
 
     def _without_memory(self, recovery: Recovery) -> resume.Resume | None:
         """The newest durable checkpoint; the very beginning if the job never got anywhere."""
@@ -396,6 +413,9 @@ class Job:
     def drop(self, node: NodeId, reason: str) -> None:
         """A node is no longer there."""
         self.record("node_lost", {"node": node, "role": self.role(node).value, "reason": reason})
+        self._forget(node)
+
+    def _forget(self, node: NodeId) -> None:
         self.roster.drop(node)
         self.detector.forget(node)
         if self.recovery is not None:
@@ -407,6 +427,13 @@ class Job:
         self.send(node, m.Stop(exit_code=EXIT_REQUEUE, reason=reason))
         self.out.append(Disconnect(node=node, reason=reason))
         self.drop(node, reason)
+
+    def release(self, node: NodeId, reason: str) -> None:
+        """Let a node go that was to leave."""
+        self.send(node, m.Stop(exit_code=EXIT_OK, reason=reason))
+        self.out.append(Disconnect(node=node, reason=reason))
+        self.record("node_drained", {"node": node, "role": self.role(node).value, "reason": reason})
+        self._forget(node)
 
     def stop(self, exit_code: int, reason: str) -> None:
         """End the job."""
@@ -437,7 +464,7 @@ class Job:
         limits = self.limits
         if self.phase is Phase.WAITING:
             assert self.waiting is not None, "waiting without a beginning"
-            return self.waiting[0] + limits.spare_wait_s
+            return self.waiting[0] + limits.spare_wait_s if self.rescue is None else self.rescue.until
         if self.phase is Phase.FENCING:
             return self.attempt.phase_at + limits.phase_s
         if self.phase is Phase.REBUILDING and self.roster.unbuilt(self.current):

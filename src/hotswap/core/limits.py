@@ -15,8 +15,10 @@ class Limits:
     ``phase_s``: longest time a phase may take once every worker is built, beside what moving state takes; ``build_s``: longest time for building one;
     ``spare_first``: where a worker is lost and a spare stands built for its node's place, the spare takes the place and the node
     becomes the spare, instead of starting a new worker on it. ``last_call_s``: how long a complete job waits for further
-    spares; ``recoveries_max``: planned recoveries without a newly committed step in between, after which going on is pointless; ``respawns_max``: the same for the deaths of one slot's
-    workers. ``hang_s``, ``hang_floor_s``, ``hang_ceiling_s``, ``pause_s``: see ``HangWatch``; ``hang_s`` of None follows the
+    spares; ``recoveries_max``: planned recoveries without a newly committed step in between, after which going on is pointless; ``hangs_max``: hangs in the same place at
+    the same step that are answered, the second one on another node; ``respawns_max``: the same for the deaths of one slot's
+    workers. ``halt_s``: how long
+    the last worker may come to a halt after the first. ``checkpoints``: there is storage for durable ones. ``hang_s``, ``hang_floor_s``, ``hang_ceiling_s``, ``pause_s``: see ``HangWatch``; ``hang_s`` of None follows the
     job's own steps, of 0 looks for no hangs.
     """
 
@@ -30,12 +32,15 @@ class Limits:
     last_call_s: float = 2.0
     spare_wait_s: float = 60.0
     trouble_grace_s: float = 1.0
+    halt_s: float = 2.5
+    checkpoints: bool = False
     hang_s: float | None = 0.0
     hang_floor_s: float = 60.0
     hang_ceiling_s: float = 480.0
     pause_s: float = 0.0
     respawns_max: int = 3
     recoveries_max: int = 10
+    hangs_max: int = 2
     spare_first: bool = False
 
     def __post_init__(self) -> None:

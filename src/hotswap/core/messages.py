@@ -33,6 +33,7 @@ class Register:
     ``generation`` is the newest fence the agent has accepted (0: none), ``places`` the membership that goes with it,
     ``training`` whether that generation was told to go. ``protected``: a worker of this node has called ``hotswap.init()``.
     ``peers`` as in WorkerBuilt, also of workers that have ended since: nobody may be left who could tell it again.
+    ``leaves_in_s``: this node was told to leave, as in NodeDraining; None: it is there to stay.
     """
 
     node: NodeId
@@ -49,6 +50,7 @@ class Register:
     checkpoint_step: Step | None = None
     protected: bool = True
     peers: dict[Slot, tuple[Slot, ...]] = field(default_factory=dict)
+    leaves_in_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +143,23 @@ class WorkerRaised:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NodeDraining:
+    """This node was told to leave, for *reason*, and will be gone in *leaves_in_s* seconds: replace it before."""
+
+    leaves_in_s: float
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerHalted:
+    """The worker of *slot* stands still at the boundary before *step*, which is in two places, and waits for a fence for a while."""
+
+    slot: Slot
+    generation: Generation
+    step: Step
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckpointShard:
     """The durable checkpoint of *slot* at *step* is on storage, made from a snapshot of *generation*."""
 
@@ -198,6 +217,8 @@ FromAgent = Union[
     CheckpointCommitted,
     SnapshotsPaced,
     WorkerRaised,
+    NodeDraining,
+    WorkerHalted,
 ]
 
 
@@ -290,6 +311,21 @@ class EndHung:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Halt:
+    """Agree at the commit gate on a step after which all workers stand still, with a snapshot of it; ``durable``: on storage too."""
+
+    generation: Generation
+    durable: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrainNode:
+    """Somebody wants this node to leave: answer with NodeDraining."""
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class CommitCheckpoint:
     """Every slot's shard of this durable checkpoint is on storage: write the manifest that makes it count.
 
@@ -298,6 +334,15 @@ class CommitCheckpoint:
 
     step: Step
     generations: dict[Slot, Generation]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Salvage:
+    """The job is about to give up: write the state of *step* of these slots to storage, each from its source."""
+
+    generation: Generation
+    step: Step
+    sources: dict[Slot, Source]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -317,4 +362,25 @@ class Stop:
     reason: str
 
 
-ToAgent = Union[Fence, Plan, Go, EndHung, CommitCheckpoint, KvValue, Stop]
+ToAgent = Union[Fence, Plan, Go, EndHung, Halt, DrainNode, Salvage, CommitCheckpoint, KvValue, Stop]
+
+# --- commands -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drain:
+    """First message of a connection that is no agent's: let *node*, a name or an identity, leave. Answered by DrainState."""
+
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrainState:
+    """``state``: "draining", or "absent" if there is no such node (any more). ``nodes``: those that are connected."""
+
+    state: str
+    nodes: tuple[NodeId, ...]
+
+
+Command = Union[Drain, DrainState]

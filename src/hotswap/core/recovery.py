@@ -22,6 +22,19 @@ PHASE_NAMES = {
 
 
 @dataclass(kw_only=True)
+class Halt:
+    """An order to all workers to stand still at one boundary. ``slots``: who does; ``first_at``: since when somebody does.
+
+    ``durable``: so that the state there goes to storage, before nodes leave that nobody replaces; else for a swap.
+    """
+
+    durable: bool
+    slots: set[Slot] = field(default_factory=set)
+    step: Step = -1
+    first_at: float | None = None
+
+
+@dataclass(kw_only=True)
 class Recovery:
     """``lost``: slots whose process is new and holds nothing. ``started_at`` is when the first attempt began, in seconds.
 

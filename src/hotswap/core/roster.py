@@ -29,6 +29,8 @@ class Roster:
         self.width = width
         self._nodes: dict[NodeId, Node] = {}
         self._stands_for: dict[NodeId, int] = {}
+        self.leaving: dict[NodeId, float] = {}
+        """Nodes that get nothing more to do, and when they go at the latest."""
 
     def __len__(self) -> int:
         """How many nodes are connected."""
@@ -64,14 +66,24 @@ class Roster:
         """Forget a node."""
         del self._nodes[node]
         self._stands_for.pop(node, None)
+        self.leaving.pop(node, None)
+
+    def leave(self, node: NodeId, until: float) -> None:
+        """*node* is to leave by *until*."""
+        self.leaving[node] = until
+        self._stands_for.pop(node, None)
+
+    def overdue(self, now: float) -> list[NodeId]:
+        """Nodes that have to be gone."""
+        return [node for node in self if now >= self.leaving.get(node, float("inf"))]
 
     def role(self, node: NodeId, membership: Membership | None) -> Role:
         """Member or not."""
         return Role.ACTIVE if membership is not None and node in membership.places else Role.SPARE
 
     def spares(self, membership: Membership | None) -> list[NodeId]:
-        """Connected nodes without a place."""
-        return [node for node in self if self.role(node, membership) is Role.SPARE]
+        """Connected nodes without a place that are there to stay."""
+        return [node for node in self if self.role(node, membership) is Role.SPARE and node not in self.leaving]
 
     @property
     def domains(self) -> dict[NodeId, str]:
@@ -113,14 +125,27 @@ class Roster:
         ready = {p: self.has_built(spare, membership.slots_at(p)) for p in range(len(membership.places))}
         return min(ready, key=lambda position: (-ready[position], covered[position], position))
 
-    def fill(self, membership: Membership, *, dead: Sequence[int], hurt: Sequence[int]) -> dict[int, NodeId]:
+    def prepare(self, positions: Sequence[int]) -> list[NodeId]:
+        """Let a spare stand for each of *positions* as far as they go; those that have to build for another one now."""
+        taken = {place: node for node, place in self._stands_for.items()}
+        free = [node for node in self._stands_for if self._stands_for[node] not in positions]
+        changed = []
+        for position in positions:
+            if position not in taken and free:
+                changed.append(free.pop(0))
+                self._stands_for[changed[-1]] = position
+        return changed
+
+    def fill(
+        self, membership: Membership, *, dead: Sequence[int], hurt: Sequence[int], overdue: Sequence[int] = ()
+    ) -> dict[int, NodeId]:
         """A spare for each dead position as far as they go; the ones that are built for a position go there first.
 
-        For a *hurt* position, whose node is still there, only one that is built for it.
+        For a *hurt* position, whose node is still there, only one that is built for it; for one that is *overdue* any that is left.
         """
         free = self.spares(membership)
         fills: dict[int, NodeId] = {}
-        for least, positions in ((self.width, dead), (0, dead), (self.width, hurt)):
+        for least, positions in ((self.width, dead), (0, dead), (self.width, hurt), (0, overdue)):
             for position in positions:
                 slots = membership.slots_at(position)
                 able = [node for node in free if self.has_built(node, slots) >= least]

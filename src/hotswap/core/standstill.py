@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 from hotswap.core import messages as m
 from hotswap.core.events import Fields, Scalar
-from hotswap.core.hang import HANGS_MAX
 from hotswap.core.job import Job
+from hotswap.core.ladder import STANDSTILL
 from hotswap.core.types import Slot
-from hotswap.errors import EXIT_DO_NOT_REQUEUE
 
 
 def look(job: Job, now: float) -> None:
@@ -27,8 +26,8 @@ def look(job: Job, now: float) -> None:
     job.watch.rest(now)
     step = max([job.committed or 0, *(report.step for report in reports.values())])
     times = max(job.watch.again(slot, step) for slot in found.culprits or (-1,))
-    if times >= HANGS_MAX:
-        job.stop(EXIT_DO_NOT_REQUEUE, f"step {step} hangs for the {times}rd time in the same place: {found.why}")
+    if not STANDSTILL.has_room(job.limits, times):
+        job.stop(STANDSTILL.code, f"step {step} hangs for the {times}rd time in the same place: {found.why}")
     elif not found.culprits:
         job.recover(f"nobody advances: {found.why}", now, probe=True)
     else:

@@ -44,15 +44,22 @@ class Kind(str, Enum):
     CHECKPOINT_COMMITTED = "checkpoint committed"
     PACED = "snapshot interval changed"
     RAISED = "script raised"
+    DRAINING = "node has to leave"
+    HALTED = "worker halted"
     TICK = "time passed"
     STOP_ASKED = "stop asked"
 
 
-NEVER_STALE = frozenset({Kind.REGISTERED, Kind.BUILT, Kind.LOST, Kind.SHARD_DURABLE, Kind.CHECKPOINT_COMMITTED})
+NEVER_STALE = frozenset(
+    {Kind.REGISTERED, Kind.BUILT, Kind.LOST, Kind.SHARD_DURABLE, Kind.CHECKPOINT_COMMITTED, Kind.DRAINING}
+)
 """A death stays a death, a model once built stays built, and what is on storage stays there."""
 OF_A_RECOVERY = frozenset({Kind.FENCED, Kind.CONNECTED, Kind.READY, Kind.RESTORE_FAILED})
 OF_A_MEMBER = frozenset(
-    {Kind.CONNECTED, Kind.READY, Kind.RESTORE_FAILED, Kind.FINISHED, Kind.TROUBLE, Kind.PACED, Kind.RAISED}
+    {
+        *(Kind.CONNECTED, Kind.READY, Kind.RESTORE_FAILED, Kind.FINISHED, Kind.TROUBLE, Kind.PACED, Kind.RAISED),
+        Kind.HALTED,
+    }
 )
 
 P, K = Phase, Kind
@@ -74,7 +81,7 @@ def _table() -> dict[tuple[Phase, Kind], frozenset[Phase]]:
                 table[phase, kind] = table.get((phase, kind), frozenset({phase})).union(to)
 
     everywhere = (P.FORMING, P.RECOLLECTING, *RUNNING)
-    allow(everywhere, (K.HEARTBEAT, K.GONE))
+    allow(everywhere, (K.HEARTBEAT, K.GONE, K.DRAINING))
     allow(everywhere, (K.TICK, K.STOP_ASKED), P.STOPPED)
     allow((P.RECOLLECTING, *RUNNING), (K.BUILT, K.LOST, K.TROUBLE, K.SHARD_DURABLE, K.CHECKPOINT_COMMITTED, K.PACED))
     # Forming a job, or learning from the agents what an earlier coordinator knew.
@@ -97,6 +104,11 @@ def _table() -> dict[tuple[Phase, Kind], frozenset[Phase]]:
     allow((P.REBUILDING,), (K.READY,))
     allow((P.RESTORING,), (K.READY,), P.REDOING)
     allow((P.REDOING,), (K.HEARTBEAT,), P.TRAINING)
+    # A node that has to leave: all halt, and it is replaced, or a checkpoint is written, and it goes without.
+    allow((P.RECOLLECTING, *TRAINS), (K.HALTED,))
+    allow((P.TRAINING,), (K.HALTED, K.CHECKPOINT_COMMITTED), *_AFTER_LOSS)
+    # Nobody came: what is left is on storage, and the job may end.
+    allow((P.WAITING,), (K.CHECKPOINT_COMMITTED,), P.STOPPED)
     return table
 
 
@@ -117,6 +129,8 @@ KINDS: Mapping[type, Kind] = {
     m.CheckpointCommitted: Kind.CHECKPOINT_COMMITTED,
     m.SnapshotsPaced: Kind.PACED,
     m.WorkerRaised: Kind.RAISED,
+    m.NodeDraining: Kind.DRAINING,
+    m.WorkerHalted: Kind.HALTED,
     NodeGone: Kind.GONE,
     Tick: Kind.TICK,
     StopAsked: Kind.STOP_ASKED,

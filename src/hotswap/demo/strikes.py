@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hotswap.errors import UsageError
+from hotswap.node.process import DRAIN_SIGNAL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,7 @@ STRIKES = {
     "spare": Strike(victim="node", number=signal.SIGKILL, what="the same, of a node that does not train"),
     "stop-node": Strike(victim="node", number=signal.SIGSTOP, what="all processes of a node fall silent"),
     "agent": Strike(victim="agent", number=signal.SIGKILL, what="a node's agent is killed, and its workers with it"),
+    "drain": Strike(victim="agent", number=DRAIN_SIGNAL, what="a node is told to leave, as by a scheduler"),
     "coordinator": Strike(victim="coordinator", number=signal.SIGKILL, what="the coordinator is killed"),
 }
 

@@ -19,6 +19,7 @@ from hotswap.launch.console import Console
 from hotswap.launch.options import DEFAULT_RESPAWNS, Options
 from hotswap.launch.place import checked_name
 from hotswap.node import gpus
+from hotswap.node.process import DRAIN_SIGNAL
 from hotswap.wire.auth import TOKEN_BYTES_MIN
 
 HONOURED = frozenset(
@@ -65,6 +66,19 @@ def parser() -> argparse.ArgumentParser:
     deadlines.add_flags(group)
     group.add_argument(
         "--spare-wait-s", type=float, default=60.0, help="how long a job without a spare waits for a node (s)"
+    )
+    group.add_argument(
+        "--drain-on",
+        default="SIGUSR1",
+        metavar="SIGNALS",
+        help="signals to this command that say that the node has to leave: a spare takes its place first (hotswap drain --help)",
+    )
+    group.add_argument(
+        "--drain-wait-s",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="how long a node that has to leave stays while there is no spare (default %(default)g s); less than the notice it gets",
     )
     group.add_argument(
         "--spare-positions", type=int, default=1, help="for how many nodes' places a spare keeps built workers"
@@ -152,6 +166,8 @@ def parse(argv: list[str]) -> Options:
         timing=deadlines.timing_of(args),
         spare_wait_s=args.spare_wait_s,
         spare_first=args.worker_loss == "spare" or (args.worker_loss == "auto" and bool(gpus.visible())),
+        drain_on=_drain_signals(args),
+        drain_s=args.drain_wait_s,
         preload=None if args.no_preload else tuple(name for name in args.preload.split(",") if name),
         spare_positions=args.spare_positions,
         checkpoint_dir=str(Path(args.checkpoint_dir).resolve()) if args.checkpoint_dir else "",
@@ -212,7 +228,13 @@ def _width(text: str) -> int:
 
 def _require_positive(args: argparse.Namespace) -> None:
     # Written so that NaN fails too.
-    for name, least in (("spare_positions", 0), ("max_restarts", 0), ("spare_wait_s", 0), ("transfer_streams", 0)):
+    for name, least in (
+        ("spare_positions", 0),
+        ("max_restarts", 0),
+        ("spare_wait_s", 0),
+        ("drain_wait_s", 0),
+        ("transfer_streams", 0),
+    ):
         if not getattr(args, name) >= least:
             raise UsageError(f"--{name.replace('_', '-')} {getattr(args, name)}: must be {least} or more")
 
@@ -244,12 +266,21 @@ def _streams(text: str, width: int) -> Mapping[int, int]:
     return {rank: int(stream) for rank, stream in value.items()}
 
 
-def _signals(text: str | None) -> tuple[signal.Signals, ...]:
+def _signals(text: str | None, flag: str = "--signals-to-handle") -> tuple[signal.Signals, ...]:
     names = [name.strip().upper() for name in (text or "SIGTERM,SIGINT,SIGHUP,SIGQUIT").split(",") if name.strip()]
     try:
         return tuple(signal.Signals[name] for name in names)
     except KeyError as error:
-        raise UsageError(f"--signals-to-handle: there is no signal {error}") from None
+        raise UsageError(f"{flag}: there is no signal {error}") from None
+
+
+def _drain_signals(args: argparse.Namespace) -> tuple[signal.Signals, ...]:
+    found = _signals(args.drain_on, "--drain-on")
+    if args.standalone and any(number is not DRAIN_SIGNAL for number in found):
+        raise UsageError(
+            "--drain-on: all nodes of a stand-alone job are on this machine; use hotswap drain for one of them"
+        )
+    return found
 
 
 def _stop_timeout(args: argparse.Namespace) -> float | None:

@@ -11,11 +11,13 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 
+from hotswap.core import ladder
+from hotswap.core.limits import Limits
 from hotswap.errors import EXIT_OK, EXIT_USER_ERROR
 from hotswap.launch import deadlines
 
@@ -142,20 +144,36 @@ def _stacks() -> tuple[str, str]:
     return GOOD, "faulthandler; with py-spy also where a process does not answer (pip install py-spy)"
 
 
+def _as_text(rungs: Sequence[Mapping[str, str]]) -> str:
+    """What is tried, in this order, before a job is given up."""
+    return "\n".join(
+        f"{rung['rung']:12} {rung['answers']}: {rung['does']} ({rung['bound']}; then {rung['then']})" for rung in rungs
+    )
+
+
 def main(argv: list[str]) -> int:
     """Entry point of ``hotswap doctor``; 1 if jobs would fail here, 2 for deadlines that cannot work."""
     parser = argparse.ArgumentParser(prog="hotswap doctor", description="Can hotswap work here? Which deadlines hold?")
     deadlines.add_flags(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.add_argument("--ladder", action="store_true", help="only say what is tried before a job is given up")
     args = parser.parse_args(argv)
     timing = deadlines.timing_of(args)
+    rungs = ladder.table(Limits(nodes_active=1, nodes_max=1, width=1, phase_s=timing.phase_s))
+    if args.ladder:
+        print(json.dumps(rungs) if args.json else _as_text(rungs))
+        return EXIT_OK
     findings = list(examine())
     good = all(finding.status != BAD for finding in findings)
     if args.json:
         table = {name: {"seconds": seconds, "meaning": meaning} for name, seconds, meaning in timing.table()}
-        print(json.dumps({"ok": good, "checks": [asdict(finding) for finding in findings], "deadlines": table}))
+        print(
+            json.dumps(
+                {"ok": good, "checks": [asdict(finding) for finding in findings], "deadlines": table, "ladder": rungs}
+            )
+        )
     else:
         for finding in findings:
             print(f"{finding.status:5} {finding.name:15} {finding.detail}")
-        print(f"\n{deadlines.as_text(timing)}")
+        print(f"\n{deadlines.as_text(timing)}\n\n{_as_text(rungs)}")
     return EXIT_OK if good else EXIT_USER_ERROR

@@ -25,7 +25,7 @@ from hotswap.launch.console import Follower
 from hotswap.launch.options import Options
 from hotswap.launch.processes import Child, Waker, end, expect, start
 from hotswap.node.gpus import visible
-from hotswap.node.process import make_private_directory
+from hotswap.node.process import DRAIN_SIGNAL, make_private_directory
 from hotswap.observability.report import as_text, read_events, report_of
 
 COORDINATOR_RESTARTS_MAX = 20
@@ -61,6 +61,7 @@ class Job:
         self._fork_server = fork_server
         self._agents: list[Child] = []
         self._restarts = 0
+        self._told = ""
         self._names: list[socket.socket] = []
         self._follower: Follower | None = None
         self._cleanup = contextlib.ExitStack()
@@ -70,7 +71,7 @@ class Job:
         make_private_directory(self.directory)
         if self.options.console is not None:
             self._follower = Follower(self.directory, self.options.console, self.options.nproc_per_node)
-        self._waker = Waker(self.options.signals)
+        self._waker = Waker(self.options.signals, self.options.drain_on)
         self._cleanup.callback(self._waker.close)
         return self
 
@@ -188,6 +189,7 @@ class Job:
             advertise_host=place.advertise_host,
             nproc_per_node=options.nproc_per_node,
             nodes_active=options.nodes_active,
+            drain_s=options.drain_s,
             entry=options.entry,
             env=self._worker_environment,
             gpus=visible() if options.standalone else (),
@@ -243,11 +245,26 @@ class Job:
     def _supervise(self) -> int:
         while self._waker.asked is None:
             self._wait(WAKE_S)
+            self._drain_if_told()
             code = self._watch_coordinator() if self._coordinator is not None else self._watch_agents()
             if code is not None:
                 self._wait_for_agents()
                 return code
         return self._stop_politely(self._waker.asked)
+
+    def _drain_if_told(self) -> None:
+        """Pass a notice on to this node's agent, once."""
+        reason = self._waker.noticed
+        if self._told or not reason:
+            return
+        self._told = reason
+        if self.options.standalone:
+            print(f"hotswap: {reason}: all nodes of this job are here; see hotswap drain --help", file=sys.stderr)
+            return
+        for agent in self._agents:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(agent.process.pid, DRAIN_SIGNAL)
+        print(f"hotswap: {reason}: this node leaves as soon as another one has its place", file=sys.stderr)
 
     def _wait(self, timeout_s: float) -> None:
         if self._follower is None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from hotswap.config import Timing
 from hotswap.launch.console import Console
+from hotswap.node.process import DRAIN_SIGNAL
 
 DEFAULT_RESPAWNS = 3
 DEFAULT_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -18,6 +19,7 @@ class Options:
 
     ``console`` is None when nothing of the workers' output is shown. ``stop_s``: how long a polite stop may take, None for
     a time that follows from the detection budget. ``transfer_streams``: 0 for a number that follows from the processors. ``signals``: those that ask for one.
+    ``drain_on``: signals that say that this node has to leave; ``drain_s``: how long it then stays without a replacement.
     """
 
     nodes_active: int
@@ -40,6 +42,8 @@ class Options:
     timing: Timing = field(default_factory=Timing)
     spare_wait_s: float = 60.0
     spare_first: bool = False
+    drain_on: tuple[signal.Signals, ...] = (DRAIN_SIGNAL,)
+    drain_s: float = 60.0
     preload: tuple[str, ...] | None = ("torch",)
     spare_positions: int = 1
     checkpoint_dir: str = ""

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from hotswap.errors import UsageError
-from hotswap.node.process import SAFE_PATH, append_privately, die_with_parent, make_private_directory
+from hotswap.node.process import DRAIN_SIGNAL, SAFE_PATH, append_privately, die_with_parent, make_private_directory
 
 START_S = 120.0
 END_S = 10.0
@@ -85,6 +85,8 @@ def start(
     def tie() -> None:
         # Before the interpreter starts: a launcher that is killed right now must not leave it behind.
         os.setpgrp()
+        # Schedulers send their notice to all processes; agents listen to it, all others must not die of it.
+        signal.signal(DRAIN_SIGNAL, signal.SIG_IGN)
         die_with_parent(signal.SIGTERM, parent=launcher)
 
     with contextlib.ExitStack() as stack:
@@ -148,18 +150,25 @@ def end(children: Iterable[Child], hurry: Callable[[], bool] = lambda: False) ->
 class Waker:
     """Wakes the launcher when a child ends or a signal asks it to stop. ``hurry``: it was asked more than once."""
 
-    def __init__(self, signals: Iterable[signal.Signals]) -> None:
-        """Take over SIGCHLD and *signals*."""
+    def __init__(self, signals: Iterable[signal.Signals], notices: Iterable[signal.Signals] = ()) -> None:
+        """Take over SIGCHLD, *signals*, and *notices*: signals of which the first says only that this node has to leave soon."""
         self.asked: int | None = None
         self.hurry = False
+        self.noticed = ""
+        self._notices = frozenset(notices)
+        self._signals = frozenset(signals)
         self._in, self._out = os.pipe()
         os.set_blocking(self._out, False)
         os.set_blocking(self._in, False)
         self._previous_fd = signal.set_wakeup_fd(self._out, warn_on_full_buffer=False)
-        self._previous = {number: signal.signal(number, self._ask) for number in signals}
+        self._previous = {number: signal.signal(number, self._ask) for number in {*signals, *self._notices}}
         self._previous[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def _ask(self, number: int, _: Any) -> None:
+        # A second one of those that do not end anything by themselves says nothing new.
+        if number in self._notices and (not self.noticed or number not in self._signals):
+            self.noticed = signal.Signals(number).name
+            return
         self.hurry = self.asked is not None
         self.asked = self.asked or number
 

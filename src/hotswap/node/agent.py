@@ -18,12 +18,14 @@ from hotswap.config import AgentConfig
 from hotswap.core import messages as m
 from hotswap.core.types import Generation, NodeId, Slot, Step, node_id
 from hotswap.errors import EXIT_REQUEUE, EXIT_USAGE, AuthError, HotswapError
+from hotswap.node.departure import Departure
 from hotswap.node.forward import forwarded
 from hotswap.node.hung import HungWorkers
 from hotswap.node.loading import grant, grant_new, load
 from hotswap.node.parts import REAL, Parts
-from hotswap.node.process import die_with_parent, run_and_leave, set_up_logging
+from hotswap.node.process import DRAIN_SIGNAL, die_with_parent, run_and_leave, set_up_logging
 from hotswap.node.relay import RendezvousRelay
+from hotswap.node.salvage import salvage
 from hotswap.node.worker_process import WorkerProcess
 from hotswap.wire import worker_messages as w
 
@@ -64,6 +66,7 @@ class Agent:
         self._reach = parts.reach
         self._hung = HungWorkers(self.pool, self.control.send, config.timing.heartbeat_s)
         self._exit: asyncio.Future[int] | None = None
+        self.departure = Departure(config, self.control.send, self._leave)
 
     async def run(self) -> int:
         """Serve until the coordinator says stop or a signal does."""
@@ -71,6 +74,7 @@ class Agent:
         self._exit = loop.create_future()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._leave, 128 + number)
+        loop.add_signal_handler(DRAIN_SIGNAL, self.departure.begin, "signal")
         self.memory.start()
         try:
             await self.pool.start()
@@ -129,6 +133,7 @@ class Agent:
             checkpoint_step=self.memory.checkpoint_step,
             protected=self._protected,
             peers=dict(self._peers),
+            leaves_in_s=self.departure.left_s,
         )
 
     async def _beat(self) -> None:
@@ -177,6 +182,11 @@ class Agent:
             self.memory.commit_checkpoint(message.step, message.generations)
         elif isinstance(message, m.Stop):
             self._on_stop(message)
+        elif isinstance(message, m.Salvage):
+            if message.generation == self.generation:
+                self._spawn_task(salvage(message, self.memory, self.pool.call))
+        else:
+            self.departure.take(message, self.generation, self.workers.values())
 
     def _on_stop(self, message: m.Stop) -> None:
         log.info("stop: %s", message.reason)

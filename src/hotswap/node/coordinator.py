@@ -136,6 +136,9 @@ class CoordinatorServer:
         try:
             link = await self._open(sock)
             first = await asyncio.wait_for(link.receive(), self.config.timing.connect_s)
+            if isinstance(first, m.Drain):
+                await self._drain(first, link)
+                return
             if not isinstance(first, m.Register):
                 raise ProtocolError(f"the first message is {type(first).__name__}, not Register")
         except (HotswapError, asyncio.TimeoutError, OSError) as error:
@@ -147,6 +150,14 @@ class CoordinatorServer:
                 sock.close()
             else:
                 link.close()
+
+    async def _drain(self, command: m.Drain, link: AsyncLink[Any]) -> None:
+        """An operator's command. The agent keeps what it is told, so that it outlives this coordinator."""
+        named = [node for node in self.links if command.node in (node, node.partition("#")[0])]
+        for node in named:
+            self.links[node].send(m.DrainNode(reason=command.reason))
+        link.send(m.DrainState(state="draining" if named else "absent", nodes=tuple(sorted(self.links))))
+        await link.flush(FLUSH_S)
 
     def _refuse(self, peer: str, reason: str) -> None:
         self._refused += 1
@@ -285,6 +296,8 @@ def limits_of(config: CoordinatorConfig) -> Limits:
         spare_wait_s=config.spare_wait_s,
         respawns_max=config.respawns_max,
         spare_first=config.spare_first,
+        halt_s=config.timing.halt_s,
+        checkpoints=config.checkpoint_dir is not None,
     )
 
 

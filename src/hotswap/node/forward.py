@@ -17,6 +17,8 @@ def forwarded(slot: Slot, message: Any) -> Any | None:
         return m.WorkerTrouble(slot=slot, generation=message.generation, detail=message.detail)
     if isinstance(message, w.Raised):
         return m.WorkerRaised(slot=slot, generation=message.generation, error=message.error)
+    if isinstance(message, w.Halted):
+        return m.WorkerHalted(slot=slot, generation=message.generation, step=message.step)
     if isinstance(message, w.Paced):
         return m.SnapshotsPaced(slot=slot, generation=message.generation, step=message.step, interval=message.interval)
     return None

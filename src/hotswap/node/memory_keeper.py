@@ -321,8 +321,11 @@ class MemoryKeeper:
 
     # --- durable checkpoints ---------------------------------------------------------------------------------------
 
-    def make_durable(self, slot: Slot, step: Step, generation: Generation, call: CallProcess) -> None:
-        """Start to write the own snapshot of *step* to storage; training never waits for it and never fails by it."""
+    def make_durable(self, slot: Slot, step: Step, generation: Generation | None, call: CallProcess) -> None:
+        """Start to write the own snapshot of *step* to storage; training never waits for it and never fails by it.
+
+        *generation*: the one it was made in; None: what is written says which.
+        """
         assert self._config.checkpoint_dir is not None, "only asked for where there is a directory"
         try:
             located = self.vault.pin(slot, step)
@@ -339,7 +342,9 @@ class MemoryKeeper:
 
         def done(status: int) -> None:
             self.vault.unpin(slot, step)
-            if status == 0:
+            if status == 0 and generation is None:
+                self._start(self._tell_durable(slot, step))
+            elif status == 0 and generation is not None:
                 self._on_durable(slot, step, generation)
             else:
                 log.warning(
@@ -355,6 +360,17 @@ class MemoryKeeper:
         except (HotswapError, OSError) as error:
             self.vault.unpin(slot, step)
             log.warning("the writer of a durable checkpoint could not be started: %s", error)
+
+    async def _tell_durable(self, slot: Slot, step: Step) -> None:
+        try:
+            self._on_durable(slot, step, await self._written_in(slot, step))
+        except (OSError, HotswapError) as error:
+            log.warning("durable checkpoint of slot %d at step %d: %s", slot, step, error)
+
+    async def _written_in(self, slot: Slot, step: Step) -> Generation:
+        """The generation that a shard on storage is of."""
+        path = durable_index.slot_directory(Path(self._config.checkpoint_dir or ""), step, slot)
+        return (await asyncio.to_thread(durable_index.record, path)).generation
 
     async def find_checkpoint(self) -> None:
         """Look which durable checkpoint is the newest that counts; storage that does not answer has none to offer."""

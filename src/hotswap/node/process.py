@@ -16,6 +16,8 @@ from typing import Any, BinaryIO, NoReturn
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+DRAIN_SIGNAL = signal.SIGUSR1
+"""To an agent or a launcher: this node is to leave. All other processes of a job ignore it, for schedulers send it to all."""
 SAFE_PATH = ("-P",) if sys.version_info >= (3, 11) else ()
 """For our own interpreters: keeps the user's folder off their path, where a file ``select.py`` would break them."""
 # Loaded once, before any fork: a forked child must not have to load a library before it is tied to its parent.

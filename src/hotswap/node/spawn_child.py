@@ -13,13 +13,15 @@ import threading
 import traceback
 from typing import Any, NoReturn
 
-from hotswap.node.process import adopt_orphans, die_with_parent
+from hotswap.node.process import DRAIN_SIGNAL, adopt_orphans, die_with_parent
 
 NUMBER_OF_THREADS = "OMP_NUM_THREADS"
 
 
 def call(request: dict[str, Any]) -> None:
     """Call the target."""
+    # A scheduler's notice to all processes is for the agent. A script that wants it as well may say so.
+    signal.signal(DRAIN_SIGNAL, signal.SIG_IGN)
     module, _, function = request["target"].partition(":")
     getattr(importlib.import_module(module), function)(*request["args"])
 

@@ -70,6 +70,11 @@ def slot_directory(directory: Path, step: int, slot: int) -> Path:
     return step_directory(directory, step) / f"slot-{slot:04d}"
 
 
+def record(path: Path) -> SlotRecord:
+    """What a slot's folder says of itself. OSError or IntegrityError if it cannot be read."""
+    return SlotRecord.from_json((path / SLOT_FILE).read_bytes(), path / SLOT_FILE)
+
+
 def commit(directory: Path, step: int, generations: Mapping[int, int]) -> None:
     """Make ``step`` count, now that the folders of all slots are there, each of the generation that is given for it.
 
@@ -85,9 +90,9 @@ def commit(directory: Path, step: int, generations: Mapping[int, int]) -> None:
                 f"the checkpoint of step {step} lacks slot {slot} ({path}): wait until every slot is written"
             )
         text = (path / SLOT_FILE).read_bytes()
-        record = _require_complete(path, text)
-        if record.generation != generation:
-            raise IntegrityError(f"{path} is of generation {record.generation}, not {generation}: it was undone")
+        written = _require_complete(path, text)
+        if written.generation != generation:
+            raise IntegrityError(f"{path} is of generation {written.generation}, not {generation}: it was undone")
         records[str(slot)] = hashlib.sha256(text).hexdigest()
     manifest = {"format": _FORMAT, "step": step, "slots": records}
     write_file(folder / MANIFEST_FILE, json.dumps(manifest, indent=1, sort_keys=True).encode())

@@ -33,6 +33,7 @@ class Mailbox:
         self.acked_at = 0.0
         self.free = 0
         self.finish: w.Finish | None = None
+        self.halt: m.Halt | None = None
         self.gone = ""
         self._grants = 0
         self._values: dict[str, bytes] = {}
@@ -45,7 +46,7 @@ class Mailbox:
         with self._changed:
             if isinstance(message, m.Fence):
                 self.fence = message
-                self.connect = self.load = None
+                self.connect = self.load = self.halt = None
                 self.acked = -1
                 self._values, self._values_of = {}, message.generation
             elif isinstance(message, w.Load):
@@ -69,6 +70,8 @@ class Mailbox:
             self.go = message.generation
         elif isinstance(message, w.Connect) and message.generation == self.generation_told:
             self.connect = message
+        elif isinstance(message, m.Halt) and message.generation == self.generation_told:
+            self.halt = message
         elif isinstance(message, m.KvValue) and message.generation == self._values_of:
             self._values[message.key] = message.value
 

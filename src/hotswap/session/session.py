@@ -30,6 +30,7 @@ from hotswap.errors import Fenced, HotswapError, IntegrityError, PeerFault, Usag
 from hotswap.integrations import discover, forget_frames
 from hotswap.replication.capture import Capture
 from hotswap.session import faults
+from hotswap.session.boundary import Boundary
 from hotswap.session.edges import looks_like_communication, own_gpu
 from hotswap.session.gate import CommitGate
 from hotswap.session.mailbox import AgentRendezvous, Mailbox
@@ -71,6 +72,7 @@ class Session:
         self._groups.install()
         self._snapshots = Snapshots(self._link, self._mailbox, self.slot, settings.buffers, pinned=device is not None)
         self._announcer = Announcer(self._snapshots, self._mailbox)
+        self._boundary = Boundary(self._mailbox)
         self._capture: Capture | None = None
         self._total_steps: Step | None = None
         self._running = False
@@ -191,7 +193,9 @@ class Session:
         self._attempt_at = time.monotonic()
         self._note_context()
         needs = self._snapshot_step if self._snapshot_is_due() else None
-        self._gate.arm(self.generation, self._step, needs=needs, proposal=self._pace.proposal())
+        self._gate.arm(
+            self.generation, self._step, needs=needs, proposal=self._boundary.proposal(self._pace.proposal())
+        )
         return self._step
 
     def _exit(self, error: BaseException | None) -> bool:
@@ -260,7 +264,7 @@ class Session:
             self._snapshots.wait_acked(self.generation, self._snapshot_step)
             self._pace.note_latency(self._mailbox.acked_at - self._snapshot_at)
         self._waited_s = time.monotonic() - self._gate_at
-        self._agreed = self._gate.wait()
+        self._agreed = self._boundary.agree(self._gate.wait(), self._step, self._pace.interval)
         self._mailbox.require(self.generation)
         self._gate_passed = True
 
@@ -268,7 +272,8 @@ class Session:
         """Whether the state after this step is to be kept; the same on all slots."""
         following = self._step + 1
         apart = following - self._snapshot_step >= self._pace.interval
-        return apart or self._durable(following) or following == self._total_steps
+        last = following == self._total_steps or self._boundary.halts_at(following)
+        return apart or last or self._durable(following)
 
     def _complete(self) -> None:
         """The script's part of the step is done: snapshot it and count it."""
@@ -288,6 +293,9 @@ class Session:
         faults.fault_point("replicate")
         if following == self._total_steps:
             self._finish_last()
+        elif self._boundary.halts_at(following):
+            halt_s = self.settings.halt_s
+            self._running = not self._boundary.stand_still(self._link, self._snapshots, self.generation, halt_s)
 
     def _write_snapshot(self, step: Step) -> Written:
         if (stall_s := self._state().fence_s()) is not None:
@@ -304,7 +312,8 @@ class Session:
 
     def _durable(self, step: Step) -> bool:
         interval = self.settings.checkpoint_interval_steps
-        return interval > 0 and (step % interval == 0 or step == self._total_steps)
+        asked = self._boundary.durable and self._boundary.halts_at(step)
+        return interval > 0 and (step % interval == 0 or step == self._total_steps or asked)
 
     def _finish_last(self) -> None:
         """Stay until the last step is restorable everywhere; after that no failure can take it back."""
@@ -410,6 +419,7 @@ class Session:
         self._announcer.pending = None
         self._snapshot_step, self._snapshot_at = load.resume_step, time.monotonic()
         self._pace.restart()
+        self._boundary.restart()
         if load.buffer < 0:
             written = self._write_snapshot(load.resume_step)
             with self._mailbox.lock:

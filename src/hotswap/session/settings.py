@@ -23,6 +23,7 @@ class WorkerSettings:
     ``abort_s``: longest the end of a generation may take in this process before the agent replaces it.
     ``snapshot_interval_steps`` and ``overhead_limit``: see ``Pace``.
     ``stacks_fd``: file for the stacks of all threads, -1 for none. ``heartbeat_s``: how often it says how far it is.
+    ``halt_s``: how long it stands still at a boundary for a swap that does not come.
     ``trouble_s``: how long a failed collective waits to be told that a peer is gone before it counts as this script's error.
     """
 
@@ -41,6 +42,7 @@ class WorkerSettings:
     trouble_s: float = 50.0
     collective_timeout_s: float = 600.0
     heartbeat_s: float = 0.4
+    halt_s: float = 2.0
     stacks_fd: int = -1
 
     def to_environment(self) -> dict[str, str]:
@@ -75,6 +77,7 @@ class WorkerSettings:
             trouble_s=float(text("TROUBLE_S")),
             collective_timeout_s=float(text("COLLECTIVE_TIMEOUT_S")),
             heartbeat_s=float(text("HEARTBEAT_S")),
+            halt_s=float(text("HALT_S")),
             stacks_fd=int(text("STACKS_FD")),
         )
 

@@ -13,13 +13,14 @@ if TYPE_CHECKING:
     from hotswap.sim.worker import WorkerModel
 
 PHASES = ("fencing", "rebuilding", "restoring", "redoing", "training")
-MOMENTS = (*PHASES, "push", "snapshot", "update", "checkpoint", "time")
+MOMENTS = (*PHASES, "push", "snapshot", "update", "checkpoint", "halt", "time")
 KINDS = {
     "node": 4,
     "power": 2,
     "two nodes": 2,
     "rack": 1,
     "spare": 2,
+    "drain": 3,
     "worker": 3,
     "stopped worker": 1,
     "deadlock": 1,
@@ -128,6 +129,14 @@ class Saboteur:
         spares = self._job.spares()
         if spares:
             self._job.world.dice.choice(spares).die("node fault")
+
+    def _drain(self) -> None:
+        """A notice: no fault, but it comes when it wants, and the node is gone when it says."""
+        nodes = self._job.living()
+        if nodes:
+            node = self._job.world.dice.choice(nodes)
+            self._job.world.note(f"{node.id} is to leave within {self._lasts(self._job.setup.drain_s):g} s")
+            node.loop.enter(node.agent.departure.begin, "notice")
 
     def _worker(self) -> None:
         for worker in self._some_worker():

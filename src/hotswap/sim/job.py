@@ -39,6 +39,7 @@ class Setup:
     ``event_log``: a restarted coordinator still has the log of the one before it. ``flaky``: share of transfers that fail.
     ``shared``: every slot has state that all others have too and that is not replicated. ``durable_steps``: between durable
     checkpoints; 0: none. ``device``: snapshots are copied behind the computation. ``paced``: snapshots move apart at random.
+    ``drain_s``: how long nodes that have to leave wait for a spare.
     """
 
     nodes_active: int
@@ -54,8 +55,10 @@ class Setup:
     device: bool
     paced: bool
     spare_first: bool
+    drain_s: float
     versions: int = 2
     gate: bool = True
+    spare_wait_s: float = 60.0
     drop_undone: bool = True
     build_s: Range = (0.1, 3.0)
     compute_s: Range = (0.02, 0.3)
@@ -88,6 +91,7 @@ def draw_setup(world: World, **spoilt: object) -> Setup:
         "device": dice.random() < 0.3,
         "paced": dice.random() < 0.3,
         "spare_first": dice.random() < 0.5,
+        "drain_s": dice.choice((0.0, 3.0, 30.0)),
         "transfer_s": (0.05, 0.8) if slow else (0.002, 0.1),
     }
     return Setup(**{**values, **spoilt})  # type: ignore[arg-type]
@@ -193,6 +197,8 @@ class JobModel:
             nproc_per_node=self.setup.width,
             timing=self.timing,
             spare_first=self.setup.spare_first,
+            spare_wait_s=self.setup.spare_wait_s,
+            checkpoint_dir="storage" if self.setup.durable_steps else None,
             events_path="",
         )
         loop = self.new_loop("the coordinator")
@@ -289,7 +295,7 @@ class JobModel:
             self.chronicle.counted(step)
         elif record.event == "job_started" and not self.setup.event_log:
             self._on_job_started()
-        elif record.event == "node_lost":
+        elif record.event in ("node_lost", "node_drained"):
             self.chronicle.lost(str(record.fields["node"]))
 
     def _on_job_started(self) -> None:
@@ -381,4 +387,6 @@ class JobModel:
         membership = self.server.machine.membership
         assert membership is not None, "a job that trained has a membership"
         self._note_absent()
-        self.chronicle.resume(-1, membership.places, self._copies())
+        saved = self.storage.latest()
+        if saved is None or saved < self.chronicle.committed[0]:
+            self.chronicle.resume(-1, membership.places, self._copies())

@@ -264,6 +264,9 @@ class KeeperModel(MemoryKeeper):
         if self._config.checkpoint_dir:
             self.checkpoint_step = self.model.job.storage.latest()
 
+    async def _written_in(self, slot: Slot, step: Step) -> Generation:
+        return self.model.job.storage.generation(step, slot)
+
     async def _commit(self, directory: Path, step: Step, generations: Mapping[Slot, Generation]) -> None:
         storage = self.model.job.storage
         try:

@@ -55,6 +55,7 @@ class NodeModel:
             coordinator_port=1,
             nproc_per_node=setup.width,
             nodes_active=setup.nodes_active,
+            drain_s=setup.drain_s,
             entry=("train.py",),
             log_dir="",
             timing=job.timing,

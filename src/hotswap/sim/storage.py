@@ -44,6 +44,10 @@ class Storage:
         self._shards[step, slot] = Shard(generation=generation, state=state)
         return True
 
+    def generation(self, step: int, slot: int) -> int:
+        """That a shard was made in."""
+        return self._shards[step, slot].generation
+
     def commit(self, step: int, generations: Mapping[int, int]) -> None:
         """Make a step count. OSError if a shard is missing, or not the one that is meant, or the disk is full."""
         if self._world.now < self.full_to:

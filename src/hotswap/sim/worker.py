@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Union, cast
 from hotswap.core import messages as m
 from hotswap.core.types import NodeId, SourceKind
 from hotswap.errors import Fenced, IntegrityError, PeerUnreachable
+from hotswap.session.boundary import Boundary
 from hotswap.session.mailbox import Mailbox
 from hotswap.sim.chronicle import GARBAGE, ROOT, State
 from hotswap.sim.fabric import Key
@@ -64,6 +65,7 @@ class WorkerModel:
         self.stopped_since: float | None = None
         self.stuck = False
         self.mailbox = Mailbox(cast(Any, None))
+        self.boundary = Boundary(self.mailbox)
         self.files: list[MemoryModel] = []
         self.state = State(step=0, history=ROOT, position=0)
         self.step = 0
@@ -284,10 +286,13 @@ class WorkerModel:
         self._check()
         yield from self._complete(State(step=self.step + 1, history=history, position=sample + 1), due)
         self.interval = agreed
+        if self.boundary.halts_at(self.step) and self.step < setup.steps:
+            yield from self._stand_still()
 
     def _arm_gate(self, due: bool) -> None:
         """Take part as soon as the replica is whole, if the next snapshot would overwrite the one before."""
         proposal = self.world.dice.randint(1, 4) if self.job.setup.paced else 1
+        proposal = self.boundary.proposal(proposal)
         key = (self.membership, "gate", self.step)
         self._gate = _Gate(generation=self.generation, key=key, relied=self.kept if due else None, proposal=proposal)
         self._advance_gate()
@@ -308,17 +313,28 @@ class WorkerModel:
         yield from self._in_collective()
         self._check()
         assert self._result is not None, "a gate that is passed says how far snapshots are apart"
-        return self._result
+        return self.boundary.agree(self._result, self.step, self.interval)
 
     def _due(self) -> bool:
         following = self.step + 1
-        return (
-            following - self.kept.step >= self.interval or self._durable(following) or following == self.job.setup.steps
-        )
+        last = following == self.job.setup.steps or self.boundary.halts_at(following)
+        return following - self.kept.step >= self.interval or self._durable(following) or last
 
     def _durable(self, step: int) -> bool:
         every = self.job.setup.durable_steps
-        return every > 0 and (step % every == 0 or step == self.job.setup.steps)
+        asked = self.boundary.durable and self.boundary.halts_at(step)
+        return every > 0 and (step % every == 0 or step == self.job.setup.steps or asked)
+
+    def _stand_still(self) -> Thread:
+        """As ``Boundary.stand_still`` does."""
+        self.boundary.arrive()
+        yield from self._wait_acked()
+        self.say(w.Halted(generation=self.generation, step=self.step))
+        self.job.moment("halt")
+        end = self.world.now + 2 * self.job.timing.halt_s
+        self.world.at(end, self.poke)
+        yield lambda: self._fenced() or self.world.now >= end
+        self._check()
 
     def _wait_acked(self) -> Thread:
         yield from self._wait(lambda: self.mailbox.acked >= self.kept.step)
@@ -427,6 +443,7 @@ class WorkerModel:
         self.torn = self.dirty = False
         self.copying = None
         self.interval = 1
+        self.boundary.restart()
         self.kept = self.state
         if load.buffer < 0:
             written = yield from self._write(self.state, wait=True)

@@ -11,7 +11,7 @@ from hotswap.wire.codec import Codec
 
 def control_codec() -> Codec[Any]:
     """Agent and coordinator."""
-    return Codec([*get_args(m.FromAgent), *get_args(m.AsideMessage), *get_args(m.ToAgent)])
+    return Codec([*get_args(m.FromAgent), *get_args(m.AsideMessage), *get_args(m.ToAgent), *get_args(m.Command)])
 
 
 def worker_codec() -> Codec[Any]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Union
 
 from hotswap.core.keep import GroupState
-from hotswap.core.messages import Fence, Go, KvGet, KvSet, KvValue
+from hotswap.core.messages import Fence, Go, Halt, KvGet, KvSet, KvValue
 from hotswap.core.progress import Progress
 from hotswap.core.types import Generation, Slot, SourceKind, Step
 
@@ -119,6 +119,14 @@ class Paced:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Halted:
+    """As in WorkerHalted."""
+
+    generation: Generation
+    step: Step
+
+
+@dataclass(frozen=True, kw_only=True)
 class Progressed:
     """How far this worker is; said again and again, for silence tells something too."""
 
@@ -139,6 +147,7 @@ FromWorker = Union[
     Raised,
     Failed,
     Paced,
+    Halted,
     Progressed,
     KvSet,
     KvGet,
@@ -197,4 +206,4 @@ class Finish:
     reason: str
 
 
-ToWorker = Union[Fence, Granted, Connect, Load, Go, Acked, KvValue, Finish]
+ToWorker = Union[Fence, Granted, Connect, Load, Go, Halt, Acked, KvValue, Finish]

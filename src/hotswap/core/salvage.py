@@ -1,0 +1,56 @@
+"""Before a job gives up for want of a node: what is left in memory goes to storage, so that the next run goes on from there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hotswap.core import messages as m
+from hotswap.core import resume
+from hotswap.core.ladder import RESCUE
+from hotswap.core.types import NodeId, Slot, Source, Step
+
+if TYPE_CHECKING:
+    from hotswap.core.job import Job
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rescue:
+    """The state of *step* is being written until *until*, in seconds; then the job ends for *reason*."""
+
+    step: Step
+    until: float
+    reason: str
+
+
+def begin(job: Job, reason: str, now: float) -> bool:
+    """Whether the wait goes on, for the newest state that is whole in the memories of nodes that are there."""
+    if not job.limits.checkpoints or job.rescue is not None:
+        return False
+    ledger = job.attempt.ledger(job.current, job.peers)
+    # What a process has in its hands cannot be written by its agent.
+    ledger.live.clear()
+    choice = resume.choose(job.current.slots, ledger)
+    known = max(job.durable_step, -1 if (step := job.attempt.checkpoint_step()) is None else step)
+    if choice is None or choice.step <= known:
+        return False
+    writers: dict[NodeId, dict[Slot, Source]] = {}
+    for slot, source in choice.sources.items():
+        node = source.unique_from or job.current.node_of(slot)
+        writers.setdefault(node, {})[slot] = source
+    job.rescue = Rescue(step=choice.step, until=now + job.limits.phase_s, reason=reason)
+    job.record("rescue_started", {"step": choice.step, "reason": reason})
+    for node, sources in writers.items():
+        job.send(node, m.Salvage(generation=job.current.generation, step=choice.step, sources=sources))
+    return True
+
+
+def awaits(job: Job, step: Step) -> bool:
+    """Whether shards of *step* count whoever has written them: a lost slot's comes from its holder."""
+    return job.rescue is not None and step == job.rescue.step
+
+
+def on_checkpoint(job: Job, step: Step) -> None:
+    """The durable checkpoint of *step* counts: nothing keeps the job any longer if it is the one."""
+    if job.rescue is not None and step == job.rescue.step:
+        job.stop(RESCUE.code, f"{job.rescue.reason}; the state of step {step} is on storage")
