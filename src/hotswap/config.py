@@ -165,6 +165,7 @@ class AgentConfig:
     ``incarnation`` makes each start of an agent a new node: within a job, a name with its number is never used again.
     ``entry`` is the training command: a script path and its arguments, or ``-m module`` and its arguments.
     ``spare_positions``: for how many active nodes' places a spare keeps built workers.
+    ``integrity_every_steps``: steps between comparisons of the state that slots share; 0: none.
     ``gpus``: those of the whole machine, if it is made into several nodes; empty: a worker sees what its node sees.
     """
 
@@ -192,3 +193,9 @@ class AgentConfig:
     checkpoint_interval_steps: int = 0
     snapshot_interval_steps: int = 1
     overhead_limit: float = 0.0
+    integrity_every_steps: int = 0
+
+    @property
+    def snapshot_buffers(self) -> int:
+        """Two to write by turns, one more from which a durable checkpoint is made, and one for the state compared last."""
+        return 2 + (self.checkpoint_interval_steps > 0) + (self.integrity_every_steps > 0)

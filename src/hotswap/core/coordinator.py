@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from hotswap.core import messages as m
-from hotswap.core import standstill
+from hotswap.core import repair, standstill
 from hotswap.core.events import Effect, Event, FromNode, NodeGone, Record, StopAsked
 from hotswap.core.history import History
 from hotswap.core.job import Job
@@ -57,6 +57,7 @@ class Coordinator:
             Kind.CHECKPOINT_COMMITTED: self._on_checkpoint_committed,
             Kind.PACED: self._on_paced,
             Kind.RAISED: self._on_raised,
+            Kind.COMPARED: lambda _, message, now: repair.heed(self.job, message, now),
         }
 
     @property

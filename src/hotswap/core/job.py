@@ -14,6 +14,7 @@ from hotswap.core.detector import SilenceDetector
 from hotswap.core.events import Disconnect, Effect, Exit, Fields, Record, Scalar, Send
 from hotswap.core.hang import HangWatch
 from hotswap.core.history import History
+from hotswap.core.integrity import Offenders
 from hotswap.core.limits import Limits
 from hotswap.core.past import Past
 from hotswap.core.recovery import PHASE_NAMES, Recovery
@@ -44,6 +45,7 @@ class Job:
         self.roster = Roster(limits.width)
         self.detector = SilenceDetector(limits.detection_budget_s)
         self.watch = HangWatch(limits)
+        self.offenders = Offenders()
         self.history = History()
         self.planned_generation = max((generation for generation, _ in past.plans), default=0)
         for generation, step in past.plans:

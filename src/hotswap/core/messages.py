@@ -7,7 +7,7 @@ from typing import Union
 
 from hotswap.core.keep import GroupState
 from hotswap.core.progress import Progress
-from hotswap.core.types import Endpoint, Generation, Held, NodeId, Slot, Source, Step, WorkerState
+from hotswap.core.types import Endpoint, Generation, Held, NodeId, Slot, Source, Step, Suspicion, WorkerState
 
 # --- agent to coordinator -------------------------------------------------------------------------------------------
 
@@ -87,7 +87,8 @@ class WorkerTrouble:
 class NodeFenced:
     """This node has left the old generation: its live workers are parked and nothing more of it can become valid.
 
-    ``unreachable``: nodes to which no connection could be made, if the fence asked to try.
+    ``unreachable``: nodes to which no connection could be made, if the fence asked to try. ``suspicion``: a comparison of
+    states has failed since the last plan.
     """
 
     generation: Generation
@@ -96,6 +97,7 @@ class NodeFenced:
     groups: dict[Slot, dict[str, GroupState]] = field(default_factory=dict)
     checkpoint_step: Step | None = None
     unreachable: tuple[NodeId, ...] = ()
+    suspicion: Suspicion | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,6 +169,23 @@ class SnapshotsPaced:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StateCompared:
+    """Slots that hold the same state have compared it at *step*; one slot speaks for all as long as they agree.
+
+    ``odd``: slots that differ from most of their peers. ``undecided``: slots that differ, and nobody can say who is right.
+    ``verified``: the newest step at which nobody differed, -1 if there was none; *step*, if all agree.
+    """
+
+    slot: Slot
+    generation: Generation
+    step: Step
+    verified: Step
+    odd: tuple[Slot, ...] = ()
+    undecided: tuple[Slot, ...] = ()
+    detail: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class KvSet:
     """Publish a value in the rendezvous of a generation."""
 
@@ -198,6 +217,7 @@ FromAgent = Union[
     CheckpointCommitted,
     SnapshotsPaced,
     WorkerRaised,
+    StateCompared,
 ]
 
 

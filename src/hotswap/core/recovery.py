@@ -9,7 +9,7 @@ from hotswap.core import messages as m
 from hotswap.core import resume
 from hotswap.core.keep import groups_to_keep
 from hotswap.core.transitions import Phase
-from hotswap.core.types import Membership, NodeId, Slot, Step
+from hotswap.core.types import Membership, NodeId, Slot, Step, Suspicion
 
 PHASE_NAMES = {
     Phase.FENCING: "fence",
@@ -62,7 +62,16 @@ class Recovery:
             hosted = membership.slots_of(node)
             ledger.add(node, report.held, hosted)
             ledger.live.update({w.slot: w for w in report.workers if w.slot in hosted and w.slot not in self.lost})
+        ledger.suspicion = self.suspicion()
         return ledger
+
+    def suspicion(self) -> Suspicion | None:
+        """What all that have heard of a failed comparison say together."""
+        heard = [report.suspicion for report in self.fenced.values() if report.suspicion is not None]
+        if not heard:
+            return None
+        odd = {slot for suspicion in heard for slot in suspicion.odd}
+        return Suspicion(verified=min(suspicion.verified for suspicion in heard), odd=tuple(sorted(odd)))
 
     def keep(self, membership: Membership) -> frozenset[str]:
         """Groups that nobody disturbed."""

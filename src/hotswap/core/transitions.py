@@ -44,6 +44,7 @@ class Kind(str, Enum):
     CHECKPOINT_COMMITTED = "checkpoint committed"
     PACED = "snapshot interval changed"
     RAISED = "script raised"
+    COMPARED = "states compared"
     TICK = "time passed"
     STOP_ASKED = "stop asked"
 
@@ -52,7 +53,16 @@ NEVER_STALE = frozenset({Kind.REGISTERED, Kind.BUILT, Kind.LOST, Kind.SHARD_DURA
 """A death stays a death, a model once built stays built, and what is on storage stays there."""
 OF_A_RECOVERY = frozenset({Kind.FENCED, Kind.CONNECTED, Kind.READY, Kind.RESTORE_FAILED})
 OF_A_MEMBER = frozenset(
-    {Kind.CONNECTED, Kind.READY, Kind.RESTORE_FAILED, Kind.FINISHED, Kind.TROUBLE, Kind.PACED, Kind.RAISED}
+    {
+        Kind.CONNECTED,
+        Kind.READY,
+        Kind.RESTORE_FAILED,
+        Kind.FINISHED,
+        Kind.TROUBLE,
+        Kind.PACED,
+        Kind.RAISED,
+        Kind.COMPARED,
+    }
 )
 
 P, K = Phase, Kind
@@ -77,6 +87,9 @@ def _table() -> dict[tuple[Phase, Kind], frozenset[Phase]]:
     allow(everywhere, (K.HEARTBEAT, K.GONE))
     allow(everywhere, (K.TICK, K.STOP_ASKED), P.STOPPED)
     allow((P.RECOLLECTING, *RUNNING), (K.BUILT, K.LOST, K.TROUBLE, K.SHARD_DURABLE, K.CHECKPOINT_COMMITTED, K.PACED))
+    # A slot that differs is replaced as if it were lost; its node, if it is not the first time.
+    allow((P.RECOLLECTING, *RUNNING), (K.COMPARED,))
+    allow(TRAINS, (K.COMPARED,), *_AFTER_LOSS)
     # Forming a job, or learning from the agents what an earlier coordinator knew.
     allow((P.RECOLLECTING, *RUNNING), (K.RAISED,), P.STOPPED)
     allow((P.FORMING,), (K.REGISTERED, K.TICK), P.FENCING)
@@ -117,6 +130,7 @@ KINDS: Mapping[type, Kind] = {
     m.CheckpointCommitted: Kind.CHECKPOINT_COMMITTED,
     m.SnapshotsPaced: Kind.PACED,
     m.WorkerRaised: Kind.RAISED,
+    m.StateCompared: Kind.COMPARED,
     NodeGone: Kind.GONE,
     Tick: Kind.TICK,
     StopAsked: Kind.STOP_ASKED,

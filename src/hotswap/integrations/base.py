@@ -80,6 +80,9 @@ class StateAdapter(Protocol):
     def peers(self) -> tuple[int, ...]:
         """Other slots (global ranks) that hold the tensors marked as shared."""
 
+    def compared(self) -> Sequence[tuple[tuple[int, ...], Sequence[TensorEntry]]]:
+        """Tensors that hold the same bytes on other slots, with those slots, once forward and backward of a step are done."""
+
     def begin_rehearsal(self) -> None:
         """Get ready for a step on detached groups, whose collectives do nothing; `reset` ends it."""
 
@@ -122,6 +125,10 @@ class AdapterBase:
 
     def peers(self) -> tuple[int, ...]:
         """Nobody."""
+        return ()
+
+    def compared(self) -> Sequence[tuple[tuple[int, ...], Sequence[TensorEntry]]]:
+        """None."""
         return ()
 
     def begin_rehearsal(self) -> None:

@@ -152,6 +152,11 @@ class ModuleAdapter(AdapterBase):
             self._peers = _best_peers([(self._holders(p), local(p).nbytes) for _, p in self._all_parameters()])
         return self._peers
 
+    def compared(self) -> list[tuple[tuple[int, ...], list[TensorEntry]]]:
+        """What peers restore from each other."""
+        shared = [entry for entry in self.tensors() if entry.shared]
+        return [(self.peers(), shared)] if shared else []
+
     def _all_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         derived = self._derived()
         for chunk in self.chunks:

@@ -96,6 +96,13 @@ def parser() -> argparse.ArgumentParser:
         metavar="SHARE",
         help="share of the time that may go into waiting for replicas before snapshots are made further apart; 0: any",
     )
+    group.add_argument(
+        "--integrity-every",
+        type=int,
+        default=0,
+        metavar="STEPS",
+        help="steps between comparisons of the state that slots share, which find silent corruption; 0: none",
+    )
     group.add_argument("--fault-domain", default="", help="label of what this node fails together with (rack, switch)")
     group.add_argument(
         "--node-history",
@@ -158,6 +165,7 @@ def parse(argv: list[str]) -> Options:
         checkpoint_interval_steps=_interval(args),
         snapshot_interval_steps=_at_least("--snapshot-interval", args.snapshot_interval, 1),
         overhead_limit=_at_least("--overhead-limit", args.overhead_limit, 0.0),
+        integrity_every_steps=_at_least("--integrity-every", args.integrity_every, 0),
         fault_domain=args.fault_domain,
         node_history=str(Path(args.node_history).resolve()) if args.node_history else "",
         probe=args.probe,

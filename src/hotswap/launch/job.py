@@ -201,6 +201,7 @@ class Job:
             checkpoint_interval_steps=options.checkpoint_interval_steps,
             snapshot_interval_steps=options.snapshot_interval_steps,
             overhead_limit=options.overhead_limit,
+            integrity_every_steps=options.integrity_every_steps,
         )
         agent = start(name, AGENT, log=self.directory / name / "agent.log", without=SECRETS)
         self._agents.append(agent)

@@ -46,6 +46,7 @@ class Options:
     checkpoint_interval_steps: int = 0
     snapshot_interval_steps: int = 1
     overhead_limit: float = 0.0
+    integrity_every_steps: int = 0
     fault_domain: str = ""
     node_history: str = ""
     probe: bool = False

@@ -11,7 +11,18 @@ from typing import Any
 
 from hotswap.config import AgentConfig
 from hotswap.core.messages import Plan
-from hotswap.core.types import Endpoint, Generation, Held, HeldKind, NodeId, Slot, Source, SourceKind, Step
+from hotswap.core.types import (
+    Endpoint,
+    Generation,
+    Held,
+    HeldKind,
+    NodeId,
+    Slot,
+    Source,
+    SourceKind,
+    Step,
+    Suspicion,
+)
 from hotswap.errors import Fenced, HotswapError, PeerFault, PeerUnreachable
 from hotswap.replication import durable_index
 from hotswap.replication.buffers import Located
@@ -53,6 +64,8 @@ class MemoryKeeper:
         self._on_committed = on_committed
         self.vault = Vault(where=f"in the memory of {node}")
         self.acked: dict[Slot, Step] = {}
+        self.suspicion: Suspicion | None = None
+        """What a comparison of states has found wrong since the last plan."""
         self.checkpoint_step: Step | None = None
         """The newest durable checkpoint that ``find_checkpoint`` has found."""
         self._looking: asyncio.Task[Step | None] | None = None
@@ -189,6 +202,15 @@ class MemoryKeeper:
         """Whether *step* of all *slots* is in two places."""
         return all(self.acked.get(slot, -1) >= step for slot in slots)
 
+    def compared(self, slot: Slot, told: w.Compared, call: CallProcess) -> None:
+        """Make what all agree on durable if that is asked for; remember it if somebody differs."""
+        if told.odd or told.undecided:
+            self.suspicion = Suspicion(verified=told.verified, odd=told.odd)
+            return
+        self.vault.keep((told.step,))
+        if told.durable:
+            self.make_durable(slot, told.step, told.generation, call)
+
     # --- recovery --------------------------------------------------------------------------------------------------
 
     def fence(self, generation: Generation) -> None:
@@ -210,7 +232,8 @@ class MemoryKeeper:
             self.vault.truncate(item.slot, step, before=self._generation)
 
     def adopt_plan(self, plan: Plan) -> None:
-        """Forget the undone future."""
+        """Forget the undone future, and with it what was suspect."""
+        self.suspicion = None
         self._holders = dict(plan.holders)
         for item in self.vault.inventory():
             self.vault.truncate(item.slot, plan.resume_step, before=plan.generation)
@@ -253,7 +276,9 @@ class MemoryKeeper:
 
     def _make_room(self, slot: Slot, source: Source, step: Step, generation: Generation) -> SectionId:
         """What *source* has to give, with memory reserved for it."""
-        self.vault.reserve(slot, int(GROWTH * (source.shared_nbytes + source.unique_nbytes)), self._buffers_wanted)
+        self.vault.reserve(
+            slot, int(GROWTH * (source.shared_nbytes + source.unique_nbytes)), self._config.snapshot_buffers
+        )
         return SectionId(
             owner=slot,
             step=step,
@@ -308,10 +333,6 @@ class MemoryKeeper:
                     adoption.abandon()
         except NotHeld:
             return None
-
-    @property
-    def _buffers_wanted(self) -> int:
-        return 3 if self._config.checkpoint_interval_steps else 2
 
     # --- durable checkpoints ---------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ Collectives belong inside an attempt: only there does the loss of a peer become 
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import socket
@@ -30,7 +31,8 @@ from hotswap.errors import Fenced, HotswapError, IntegrityError, PeerFault, Usag
 from hotswap.integrations import discover, forget_frames
 from hotswap.replication.capture import Capture
 from hotswap.session import faults
-from hotswap.session.edges import looks_like_communication, own_gpu
+from hotswap.session.edges import flip_bit, looks_like_communication, own_gpu
+from hotswap.session.integrity import Comparison
 from hotswap.session.mailbox import AgentRendezvous, Mailbox
 from hotswap.session.pace import Pace
 from hotswap.session.reporter import Reporter
@@ -70,6 +72,7 @@ class Session:
         self._groups.install()
         self._snapshots = Snapshots(self._link, self._mailbox, self.slot, settings.buffers, pinned=device is not None)
         self._announcer = Announcer(self._snapshots, self._mailbox)
+        self._comparison = Comparison(self._link, self._mailbox, self._groups, settings)
         self._capture: Capture | None = None
         self._total_steps: Step | None = None
         self._running = False
@@ -118,6 +121,7 @@ class Session:
         adapters = discover(model, optimizer, **{name: value for name, value in stateful.items() if value is not None})
         self._capture = Capture(adapters)
         self._snapshots.capture = self._capture
+        faults.context.flip = functools.partial(flip_bit, self._capture)
         self._total_steps = total_steps
         for inner in self._capture.optimizers():
             inner.register_step_pre_hook(self._before_update)
@@ -250,6 +254,9 @@ class Session:
         if self._snapshot_is_due():
             self._snapshots.wait_acked(self.generation, self._snapshot_step)
             self._pace.note_latency(self._mailbox.acked_at - self._snapshot_at)
+            self._comparison.conclude(self.generation)
+        if self._snapshot_step == self._step:
+            self._comparison.begin(self.generation, self._state(), self._step, durable=self._durable(self._step))
         self._waited_s = time.monotonic() - self._gate_at
         self._agreed = self._groups.gate(self._pace.proposal())
         self._mailbox.require(self.generation)
@@ -271,7 +278,7 @@ class Session:
         with self._mailbox.lock:
             self._mailbox.require(self.generation)
             if written is not None:
-                self._announcer.add(written, durable=self._durable(following))
+                self._announcer.add(written, durable=self._durable(following) and not self._comparison.on)
                 self._snapshot_step = following
             self._step = following
             self._dirty = self._torn = False
@@ -302,6 +309,7 @@ class Session:
         while self._step == self._total_steps:
             try:
                 self._snapshots.wait_acked(self.generation, self._step)
+                self._comparison.settle(self.generation, self._state(), self._step, durable=self._durable(self._step))
                 self._groups.gate()
                 return
             except Exception as error:
@@ -401,6 +409,7 @@ class Session:
         self._announcer.pending = None
         self._snapshot_step, self._snapshot_at = load.resume_step, time.monotonic()
         self._pace.restart()
+        self._comparison.restart(load.resume_step)
         if load.buffer < 0:
             written = self._write_snapshot(load.resume_step)
             with self._mailbox.lock:

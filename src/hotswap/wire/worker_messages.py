@@ -115,6 +115,31 @@ class Paced:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Comparing:
+    """A comparison of the states of *step* has begun: its snapshots stay, and those of *verified*, the one before, for now."""
+
+    generation: Generation
+    step: Step
+    verified: Step
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """A comparison has come to its end, as in StateCompared. If all agree, what was compared before is not needed any more.
+
+    ``durable``: make a durable checkpoint of it.
+    """
+
+    generation: Generation
+    step: Step
+    verified: Step
+    odd: tuple[Slot, ...] = ()
+    undecided: tuple[Slot, ...] = ()
+    detail: str = ""
+    durable: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class Progressed:
     """How far this worker is; said again and again, for silence tells something too."""
 
@@ -135,6 +160,8 @@ FromWorker = Union[
     Raised,
     Failed,
     Paced,
+    Comparing,
+    Compared,
     Progressed,
     KvSet,
     KvGet,
