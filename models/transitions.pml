@@ -27,8 +27,9 @@
 #define CHECKPOINT_COMMITTED 12
 #define SNAPSHOT_INTERVAL_CHANGED 13
 #define SCRIPT_RAISED 14
-#define TIME_PASSED 15
-#define STOP_ASKED 16
+#define STATES_COMPARED 15
+#define TIME_PASSED 16
+#define STOP_ASKED 17
 
 #define MAY(phase, kind, next) ( \
   (phase == FORMING && kind == HEARTBEAT && (next == FORMING)) || \
@@ -105,6 +106,13 @@
   (phase == TRAINING && kind == CHECKPOINT_SHARD_WRITTEN && (next == TRAINING)) || \
   (phase == TRAINING && kind == CHECKPOINT_COMMITTED && (next == TRAINING)) || \
   (phase == TRAINING && kind == SNAPSHOT_INTERVAL_CHANGED && (next == TRAINING)) || \
+  (phase == RECOLLECTING && kind == STATES_COMPARED && (next == RECOLLECTING)) || \
+  (phase == FENCING && kind == STATES_COMPARED && (next == FENCING)) || \
+  (phase == WAITING_FOR_A_NODE && kind == STATES_COMPARED && (next == WAITING_FOR_A_NODE)) || \
+  (phase == REBUILDING && kind == STATES_COMPARED && (next == REBUILDING)) || \
+  (phase == RESTORING && kind == STATES_COMPARED && (next == RESTORING)) || \
+  (phase == REDOING && kind == STATES_COMPARED && (next == FENCING || next == WAITING_FOR_A_NODE || next == REDOING || next == STOPPED)) || \
+  (phase == TRAINING && kind == STATES_COMPARED && (next == FENCING || next == WAITING_FOR_A_NODE || next == TRAINING || next == STOPPED)) || \
   (phase == RECOLLECTING && kind == SCRIPT_RAISED && (next == RECOLLECTING || next == STOPPED)) || \
   (phase == FENCING && kind == SCRIPT_RAISED && (next == FENCING || next == STOPPED)) || \
   (phase == WAITING_FOR_A_NODE && kind == SCRIPT_RAISED && (next == WAITING_FOR_A_NODE || next == STOPPED)) || \

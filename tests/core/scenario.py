@@ -17,7 +17,7 @@ from hotswap.core.events import Disconnect, Effect, Event, Exit, FromNode, NodeG
 from hotswap.core.keep import GroupState
 from hotswap.core.past import recall
 from hotswap.core.progress import GroupProgress, Progress
-from hotswap.core.types import Endpoint, Generation, Held, HeldKind, NodeId, Slot, Source, Step, WorkerState
+from hotswap.core.types import Endpoint, Generation, Held, HeldKind, NodeId, Slot, Source, Step, Suspicion, WorkerState
 
 OLD_LOG: list[dict[str, object]] = [{"event": "recovery_planned", "generation": 1, "resume_step": 0}]
 
@@ -181,7 +181,7 @@ class Scenario:
         self, node: NodeId, generation: Generation, plain: list[str], values: dict[str, str]
     ) -> Iterator[m.FromAgent]:
         """Without details: own snapshots, replicas and workers as they are after the last ``acked`` step."""
-        if not plain and not (values.keys() - {"gen", "checkpoint", "reaches_not"}):
+        if not plain and not (values.keys() - {"gen", "checkpoint", "reaches_not", "suspect"}):
             values = {**self._usual(node), **values}
         elif plain == ["empty"]:
             plain = []
@@ -206,6 +206,25 @@ class Scenario:
             groups=groups,
             checkpoint_step=checkpoint,
             unreachable=tuple(full(name) for name in values.get("reaches_not", "").split(",") if name),
+            suspicion=self._suspicion(values.get("suspect", "")),
+        )
+
+    def _suspicion(self, text: str) -> Suspicion | None:
+        """``4:0/1``: after step 4, of slots 0 and 1."""
+        verified, _, odd = text.partition(":")
+        return Suspicion(verified=int(verified), odd=tuple(map(int, odd.split("/")))) if text else None
+
+    def _compared(
+        self, node: NodeId, generation: Generation, plain: list[str], values: dict[str, str]
+    ) -> Iterator[m.FromAgent]:
+        yield m.StateCompared(
+            slot=int(plain[0]),
+            generation=generation,
+            step=int(plain[1]),
+            verified=int(values.get("verified", plain[1])),
+            odd=tuple(numbers(values.get("odd", ""))),
+            undecided=tuple(numbers(values.get("undecided", ""))),
+            detail=values.get("detail", ""),
         )
 
     def _usual(self, node: NodeId) -> dict[str, str]:

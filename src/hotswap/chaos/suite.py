@@ -139,6 +139,19 @@ def _without_a_spare(program: Program) -> Ordeal:
     )
 
 
+def _flipped(scope: str) -> Callable[[Program], Ordeal | None]:
+    """Three that share state outvote one; two do not. With fully sharded state nobody has the same."""
+
+    def make(program: Program) -> Ordeal | None:
+        if program.framework == "fsdp2":
+            return None
+        code = 0 if program.train.layout.dp > 2 else EXIT_REQUEUE
+        fault = _fault(program, scope, "backward", program.train.layout.slots - 1)
+        return Ordeal(inside=(fault,), exit_code=code, arguments=("--integrity-every", "1"))
+
+    return make
+
+
 def _raised_everywhere(program: Program) -> Ordeal:
     faults = tuple(_fault(program, "raise", "optimizer", slot) for slot in range(program.train.layout.slots))
     return Ordeal(inside=faults, exit_code=EXIT_USER_ERROR)
@@ -155,6 +168,9 @@ DRILLS: dict[str, Drill] = {
     "hang": Drill(what="a worker's main thread waits for ever", make=_at("hang", "backward")),
     "raise": Drill(what="the script fails on one slot, once", make=_at("raise", "optimizer")),
     "raise-everywhere": Drill(what="the script fails on all slots alike", make=_raised_everywhere),
+    "flip-bit": Drill(
+        what="a bit of a parameter flips in one slot, and states are compared", make=_flipped("flip-bit")
+    ),
     "segv-worker": Drill(what="a worker crashes (SIGSEGV)", make=_outside("segv-worker")),
     "abort-worker": Drill(what="a worker aborts (SIGABRT)", make=_outside("abort-worker")),
     "agent": Drill(what="an agent is killed", make=_outside("agent")),

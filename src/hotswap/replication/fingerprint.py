@@ -15,8 +15,8 @@ import torch
 
 ROW_WORDS = 1 << 18
 """Words that share one table of factors (2 MiB of them)."""
-ROWS_AT_ONCE = 16
-"""Bounds the memory that is needed meanwhile: 32 MiB of products."""
+ROWS_AT_ONCE = 64
+"""Bounds the memory that is needed meanwhile: 128 MiB of products."""
 _WORD_NBYTES = 4
 _STRIDE = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX = (0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64))
