@@ -42,7 +42,7 @@ class Scenario:
         self.now = 100.0
         self.limits = Limits(nodes_active=1, nodes_max=1, width=1)
         self.machine = Coordinator(self.limits, self.now)
-        self.holders: dict[Slot, NodeId] = {}
+        self.holders: dict[Slot, tuple[NodeId, ...]] = {}
         self.registered: list[NodeId] = []
         self.steps: dict[Slot, Step] = {}
         self.log: list[dict[str, object]] = []
@@ -231,9 +231,11 @@ class Scenario:
         assert self.machine.membership is not None
         attempt = self.machine.job.recovery
         lost = attempt.lost if attempt is not None else frozenset()
-        fresh = {self.machine.membership.node_of(slot) for slot in lost} - set(self.holders.values())
+        fresh = {self.machine.membership.node_of(slot) for slot in lost} - {
+            node for nodes in self.holders.values() for node in nodes
+        }
         own = [slot for slot in self._slots(node) if slot in self.steps and node not in fresh]
-        kept = [slot for slot, holder in self.holders.items() if holder == node and slot in self.steps]
+        kept = [slot for slot, holder in self.holders.items() if node in holder and slot in self.steps]
 
         def versions(slots: list[Slot]) -> str:
             return ",".join(f"{slot}@{step}" for slot in slots for step in (self.steps[slot] - 1, self.steps[slot]))
@@ -381,10 +383,13 @@ def _fence(fence: m.Fence) -> str:
 
 def _plan(plan: m.Plan) -> str:
     sources = " ".join(f"{slot}:{_source(source)}" for slot, source in plan.sources.items())
-    holders = " ".join(f"{slot}>{short(node)}" for slot, node in plan.holders.items())
+    holders = " ".join(f"{slot}>{'+'.join(map(short, nodes))}" for slot, nodes in plan.holders.items())
     text = f"Plan {plan.generation} resume {plan.resume_step} from {sources}; hold {holders or 'nowhere'}"
     if plan.push:
-        text += f"; push {','.join(map(str, plan.push))}"
+        partly = {
+            s: "" if nodes == plan.holders[s] else f">{'+'.join(map(short, nodes))}" for s, nodes in plan.push.items()
+        }
+        text += f"; push {','.join(f'{slot}{to}' for slot, to in partly.items())}"
     if plan.keep:
         text += f"; keep {','.join(plan.keep)}"
     return text

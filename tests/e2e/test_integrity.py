@@ -51,7 +51,8 @@ def test_the_odd_slot_of_three_is_named_and_repaired_from_its_peers(
     assert planned["sources"]["1"] == "replica", planned
 
 
-@pytest.mark.parametrize("scope", ["flip-bit", pytest.param("flip-moment", marks=pytest.mark.full_matrix)])
+@pytest.mark.full_matrix
+@pytest.mark.parametrize("scope", ["flip-bit", "flip-moment"])
 def test_two_that_differ_stop_the_job_and_are_both_named(scope: str, run: Runner) -> None:
     two = Program(
         name="ddp-2",

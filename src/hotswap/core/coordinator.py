@@ -305,7 +305,7 @@ class Coordinator:
             return False
         if job.role(node) is Role.ACTIVE:
             return not job.finished.issuperset(job.current.slots_of(node))
-        keeps_replicas = job.plan is not None and node in job.plan.holders.values()
+        keeps_replicas = any(node in holders for holders in job.plan.holders.values()) if job.plan else False
         return keeps_replicas and self.phase not in (Phase.FENCING, Phase.WAITING)
 
     # --- workers ---------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
+from itertools import chain
 
 from hotswap.core import messages as m
 from hotswap.core import placement, resume
@@ -224,7 +225,7 @@ class Job:
 
     def awaited(self) -> list[NodeId]:
         """Members and keepers of replicas that have not answered the fence."""
-        keepers = self.roster if self.plan is None else self.plan.holders.values()
+        keepers = self.roster if self.plan is None else chain.from_iterable(self.plan.holders.values())
         needed = {*self.current.places, *keepers}
         return [node for node in self.unfenced() if node in needed]
 
@@ -307,13 +308,17 @@ class Job:
     def _announce(self, recovery: Recovery, ledger: resume.Ledger, choice: resume.Resume) -> None:
         recovery.resume_step = choice.step
         recovery.redone = resume.redone_steps(ledger.live, choice.step)
-        holders = placement.holders(self.current, self.roster.domains, self.spares())
+        holders = placement.holders(self.current, self.roster.domains, self.spares(), self.limits.replicas)
+        lacking = {
+            slot: tuple(node for node in nodes if not _is_held(slot, node, choice, ledger))
+            for slot, nodes in holders.items()
+        }
         plan = self.plan = m.Plan(
             generation=self.current.generation,
             resume_step=choice.step,
             sources=choice.sources,
             holders=holders,
-            push=tuple(slot for slot, holder in holders.items() if not _is_held(slot, holder, choice, ledger)),
+            push={slot: nodes for slot, nodes in lacking.items() if nodes},
             keep=tuple(sorted(recovery.keep(self.current))),
         )
         self._go_back_to(choice.step)

@@ -11,7 +11,7 @@ class Limits:
 
     ``phase_s``: longest time a phase may take once every worker is built; ``build_s``: longest time for building one;
     ``spare_first``: where a worker is lost and a spare stands built for its node's place, the spare takes the place and the node
-    becomes the spare, instead of starting a new worker on it. ``last_call_s``: how long a complete job waits for further
+    becomes the spare, instead of starting a new worker on it. ``replicas``: nodes that keep a copy of each snapshot, its owner not counted. ``last_call_s``: how long a complete job waits for further
     spares; ``recoveries_max``: planned recoveries without a newly committed step in between, after which going on is pointless; ``respawns_max``: the same for the deaths of one slot's
     workers. ``hang_s``, ``hang_floor_s``, ``hang_ceiling_s``, ``pause_s``: see ``HangWatch``; ``hang_s`` of None follows the
     job's own steps, of 0 looks for no hangs.
@@ -34,8 +34,10 @@ class Limits:
     respawns_max: int = 3
     recoveries_max: int = 10
     spare_first: bool = False
+    replicas: int = 1
 
     def __post_init__(self) -> None:
         """Assert what every deadline below relies on; left on in production."""
         assert 1 <= self.nodes_active <= self.nodes_max, f"{self.nodes_active} active of {self.nodes_max} nodes"
         assert self.width >= 1, f"{self.width} slots a node"
+        assert self.replicas >= 1, f"{self.replicas} replicas"

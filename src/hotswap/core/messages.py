@@ -53,7 +53,7 @@ class Register:
 
 @dataclass(frozen=True, kw_only=True)
 class Heartbeat:
-    """Still there. ``acked``: for each slot, the newest step whose snapshot is complete here and at its holder.
+    """Still there. ``acked``: for each slot, the newest step whose snapshot is complete here and at its holders.
 
     ``progress``: how far each worker of *generation* is. ``protected`` as in Register.
     """
@@ -280,16 +280,16 @@ class Fence:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How the generation gets its state: resume step, source of each slot, holder of each slot, groups that are kept.
+    """How the generation gets its state: resume step, source of each slot, holders of each slot, groups that are kept.
 
-    ``push``: slots whose holder does not have the resume step yet.
+    ``push``: for each slot, those of its holders that do not have the resume step yet.
     """
 
     generation: Generation
     resume_step: Step
     sources: dict[Slot, Source]
-    holders: dict[Slot, NodeId]
-    push: tuple[Slot, ...]
+    holders: dict[Slot, tuple[NodeId, ...]]
+    push: dict[Slot, tuple[NodeId, ...]]
     keep: tuple[str, ...] = ()
 
 

@@ -14,7 +14,7 @@ from torch.distributed.elastic.multiprocessing import Std
 from torch.distributed.run import determine_local_world_size, get_args_parser, parse_min_max_nnodes
 
 from hotswap.errors import UsageError
-from hotswap.launch import deadlines
+from hotswap.launch import deadlines, domains
 from hotswap.launch.console import Console
 from hotswap.launch.options import DEFAULT_RESPAWNS, Options
 from hotswap.launch.place import checked_name
@@ -103,7 +103,19 @@ def parser() -> argparse.ArgumentParser:
         metavar="STEPS",
         help="steps between comparisons of the state that slots share, which find silent corruption; 0: none",
     )
-    group.add_argument("--fault-domain", default="", help="label of what this node fails together with (rack, switch)")
+    group.add_argument(
+        "--replicas",
+        type=int,
+        default=1,
+        metavar="K",
+        help="nodes that keep a copy of each snapshot, beside its owner: so many nodes may be lost at the same time",
+    )
+    group.add_argument(
+        "--fault-domain",
+        default="",
+        help="what this node fails together with, one label or several (rack=r7,switch=s2,pdu=p1); by default from "
+        "HOTSWAP_FAULT_DOMAIN, Slurm's topology or a file of Kubernetes node labels (HOTSWAP_NODE_LABELS)",
+    )
     group.add_argument(
         "--node-history",
         default="",
@@ -166,7 +178,8 @@ def parse(argv: list[str]) -> Options:
         snapshot_interval_steps=_at_least("--snapshot-interval", args.snapshot_interval, 1),
         overhead_limit=_at_least("--overhead-limit", args.overhead_limit, 0.0),
         integrity_every_steps=_at_least("--integrity-every", args.integrity_every, 0),
-        fault_domain=args.fault_domain,
+        replicas=_at_least("--replicas", args.replicas, 1),
+        fault_domain=args.fault_domain or domains.discover(os.environ),
         node_history=str(Path(args.node_history).resolve()) if args.node_history else "",
         probe=args.probe,
         transfer_streams=args.transfer_streams,

@@ -161,6 +161,7 @@ class Job:
             respawns_max=options.respawns_max,
             spare_wait_s=options.spare_wait_s,
             spare_first=options.spare_first,
+            replicas=options.replicas,
             join_s=options.join_s,
             events_path=str(self.events),
             checkpoint_dir=options.checkpoint_dir or None,

@@ -40,6 +40,7 @@ class Options:
     timing: Timing = field(default_factory=Timing)
     spare_wait_s: float = 60.0
     spare_first: bool = False
+    replicas: int = 1
     preload: tuple[str, ...] | None = ("torch",)
     spare_positions: int = 1
     checkpoint_dir: str = ""

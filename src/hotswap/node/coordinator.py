@@ -285,6 +285,7 @@ def limits_of(config: CoordinatorConfig) -> Limits:
         spare_wait_s=config.spare_wait_s,
         respawns_max=config.respawns_max,
         spare_first=config.spare_first,
+        replicas=config.replicas,
     )
 
 

@@ -34,7 +34,7 @@ CODEC = control_codec()
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """A job and its surroundings. ``versions``, ``gate`` and ``drop_undone`` can be spoilt, to see the checkers find it.
+    """A job and its surroundings. ``versions``, ``gate``, ``all_holders`` and ``drop_undone`` can be spoilt, to see the checkers find it.
 
     ``event_log``: a restarted coordinator still has the log of the one before it. ``flaky``: share of transfers that fail.
     ``shared``: every slot has state that all others have too and that is not replicated. ``durable_steps``: between durable
@@ -54,8 +54,10 @@ class Setup:
     device: bool
     paced: bool
     spare_first: bool
+    replicas: int
     versions: int = 2
     gate: bool = True
+    all_holders: bool = True
     drop_undone: bool = True
     build_s: Range = (0.1, 3.0)
     compute_s: Range = (0.02, 0.3)
@@ -69,7 +71,7 @@ class Setup:
         return " ".join(f"{field.name}={getattr(self, field.name)}" for field in fields(self))
 
 
-def draw_setup(world: World, **spoilt: object) -> Setup:
+def draw_setup(seed: int, world: World, **spoilt: object) -> Setup:
     """A random job."""
     dice = world.dice
     slow = dice.random() < 0.3
@@ -88,6 +90,7 @@ def draw_setup(world: World, **spoilt: object) -> Setup:
         "device": dice.random() < 0.3,
         "paced": dice.random() < 0.3,
         "spare_first": dice.random() < 0.5,
+        "replicas": 2 if seed % 3 == 2 else 1,
         "transfer_s": (0.05, 0.8) if slow else (0.002, 0.1),
     }
     return Setup(**{**values, **spoilt})  # type: ignore[arg-type]
@@ -100,7 +103,7 @@ class JobModel:
         """*spoilt*: fields of Setup that are not left to chance."""
         self.seed = seed
         self.world = World(seed)
-        self.setup = draw_setup(self.world, **spoilt)
+        self.setup = draw_setup(seed, self.world, **spoilt)
         # Modelled workers do not say how far they are.
         self.timing = Timing(hang_s=0.0)
         self.nodes_max = self.setup.nodes_active + self.setup.spares
@@ -193,6 +196,7 @@ class JobModel:
             nproc_per_node=self.setup.width,
             timing=self.timing,
             spare_first=self.setup.spare_first,
+            replicas=self.setup.replicas,
             events_path="",
         )
         loop = self.new_loop("the coordinator")
@@ -344,7 +348,7 @@ class JobModel:
             states.update({worker.slot: worker.state for worker in self.nodes[place].workers})
         if len(states) < self.chronicle.slots:
             return  # Somebody died after the last word that the coordinator heard; the next generation will tell.
-        self.chronicle.go(states, frozenset({*places, *holders.values()}), covered=len(holders) == len(states))
+        self.chronicle.go(states, places, holders)
 
     def _connected(self) -> list[NodeId]:
         return list(self.server.machine.job.roster) if self.server is not None else []
