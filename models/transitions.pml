@@ -44,9 +44,9 @@
   (phase == REBUILDING && kind == NODE_GONE && (next == FENCING || next == WAITING_FOR_A_NODE || next == REBUILDING || next == STOPPED)) || \
   (phase == RESTORING && kind == HEARTBEAT && (next == RESTORING)) || \
   (phase == RESTORING && kind == NODE_GONE && (next == FENCING || next == WAITING_FOR_A_NODE || next == RESTORING || next == STOPPED)) || \
-  (phase == REDOING && kind == HEARTBEAT && (next == REDOING || next == TRAINING)) || \
+  (phase == REDOING && kind == HEARTBEAT && (next == FENCING || next == WAITING_FOR_A_NODE || next == REDOING || next == TRAINING || next == STOPPED)) || \
   (phase == REDOING && kind == NODE_GONE && (next == FENCING || next == WAITING_FOR_A_NODE || next == REDOING || next == STOPPED)) || \
-  (phase == TRAINING && kind == HEARTBEAT && (next == TRAINING)) || \
+  (phase == TRAINING && kind == HEARTBEAT && (next == FENCING || next == WAITING_FOR_A_NODE || next == TRAINING || next == STOPPED)) || \
   (phase == TRAINING && kind == NODE_GONE && (next == FENCING || next == WAITING_FOR_A_NODE || next == TRAINING || next == STOPPED)) || \
   (phase == FORMING && kind == TIME_PASSED && (next == FORMING || next == FENCING || next == STOPPED)) || \
   (phase == FORMING && kind == STOP_ASKED && (next == FORMING || next == STOPPED)) || \

@@ -137,7 +137,7 @@ class CoordinatorConfig:
     ``restarted``: it takes the place of one that died, whose event log it continues.
     ``nodes_active`` nodes train; up to ``nodes_max - nodes_active`` more are spares. ``respawns_max`` bounds worker
     respawns without a newly committed step in between. ``node_history``: file of what nodes have done in this and earlier jobs.
-    ``spare_wait_s`` is how long a job without a spare waits for a node. ``spare_first``, ``replicas``: see ``core.Limits``.
+    ``spare_wait_s`` is how long a job without a spare waits for a node. ``spare_first``, ``replicas``, ``evict_slow``: see ``core.Limits``.
     """
 
     job_id: str
@@ -153,6 +153,7 @@ class CoordinatorConfig:
     spare_wait_s: float = 60.0
     spare_first: bool = False
     replicas: int = 1
+    evict_slow: float = 0.0
     join_s: float = 600.0
     events_path: str
     checkpoint_dir: str | None = None

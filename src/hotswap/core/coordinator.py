@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from hotswap.core import messages as m
-from hotswap.core import repair, standstill
+from hotswap.core import repair, slowness, standstill
 from hotswap.core.events import Effect, Event, FromNode, NodeGone, Record, StopAsked
 from hotswap.core.history import History
 from hotswap.core.job import Job
@@ -390,6 +390,7 @@ class Coordinator:
             for slot, progress in message.progress.items():
                 self.job.watch.saw(slot, progress, now)
             self._acknowledge(node, message.acked, now)
+            slowness.heed(self.job, message.progress, now)
 
     def _acknowledge(self, node: NodeId, acked: dict[int, int], now: float) -> None:
         job = self.job

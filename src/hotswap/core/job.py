@@ -21,6 +21,7 @@ from hotswap.core.past import Past
 from hotswap.core.recovery import PHASE_NAMES, Recovery
 from hotswap.core.roster import Roster
 from hotswap.core.shards import Shards
+from hotswap.core.tempo import SlowWatch
 from hotswap.core.transitions import RUNNING, TRAINS, Phase
 from hotswap.core.types import HeldKind, Membership, NodeId, Role, Slot, Source, SourceKind, Step
 from hotswap.errors import EXIT_REQUEUE
@@ -47,6 +48,7 @@ class Job:
         self.detector = SilenceDetector(limits.detection_budget_s)
         self.watch = HangWatch(limits)
         self.offenders = Offenders()
+        self.slow = SlowWatch(limits)
         self.history = History()
         self.planned_generation = max((generation for generation, _ in past.plans), default=0)
         for generation, step in past.plans:

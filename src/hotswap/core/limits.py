@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+SLOW_RATIO = 1.5
+"""So many times as long as others is slow. Clocks of equal GPUs differ by a few per cent, a loaded host's by a tenth or two."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
@@ -11,7 +14,8 @@ class Limits:
 
     ``phase_s``: longest time a phase may take once every worker is built; ``build_s``: longest time for building one;
     ``spare_first``: where a worker is lost and a spare stands built for its node's place, the spare takes the place and the node
-    becomes the spare, instead of starting a new worker on it. ``replicas``: nodes that keep a copy of each snapshot, its owner not counted. ``last_call_s``: how long a complete job waits for further
+    becomes the spare, instead of starting a new worker on it. ``replicas``: nodes that keep a copy of each snapshot, its owner not counted. ``slow_ratio``: so many times as long as its peers makes a worker slow; ``evict_slow``: and so many costs its node the
+    place, 0 for never. ``last_call_s``: how long a complete job waits for further
     spares; ``recoveries_max``: planned recoveries without a newly committed step in between, after which going on is pointless; ``respawns_max``: the same for the deaths of one slot's
     workers. ``hang_s``, ``hang_floor_s``, ``hang_ceiling_s``, ``pause_s``: see ``HangWatch``; ``hang_s`` of None follows the
     job's own steps, of 0 looks for no hangs.
@@ -35,6 +39,8 @@ class Limits:
     recoveries_max: int = 10
     spare_first: bool = False
     replicas: int = 1
+    slow_ratio: float = SLOW_RATIO
+    evict_slow: float = 0.0
 
     def __post_init__(self) -> None:
         """Assert what every deadline below relies on; left on in production."""

@@ -16,7 +16,8 @@ from hotswap.core.types import Endpoint, Generation, Held, NodeId, Slot, Source,
 class WorkerBuilt:
     """The worker of *slot* has built its model (and rehearsed, if it is a spare's) and waits for a plan.
 
-    ``shape`` is equal for two slots that run the same program; ``peers`` are the slots that hold the same shared state.
+    ``shape`` is equal for two slots that run the same program; ``peers`` are the slots that hold the same shared state; ``role``
+    is equal for two that do the same with other data.
     """
 
     slot: Slot
@@ -24,6 +25,7 @@ class WorkerBuilt:
     shape: str
     peers: tuple[Slot, ...] = ()
     rehearsed: bool = False
+    role: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -90,6 +90,8 @@ def _table() -> dict[tuple[Phase, Kind], frozenset[Phase]]:
     # A slot that differs is replaced as if it were lost; its node, if it is not the first time.
     allow((P.RECOLLECTING, *RUNNING), (K.COMPARED,))
     allow(TRAINS, (K.COMPARED,), *_AFTER_LOSS)
+    # So is the node of a slow worker, if that was asked for.
+    allow(TRAINS, (K.HEARTBEAT,), *_AFTER_LOSS)
     # Forming a job, or learning from the agents what an earlier coordinator knew.
     allow((P.RECOLLECTING, *RUNNING), (K.RAISED,), P.STOPPED)
     allow((P.FORMING,), (K.REGISTERED, K.TICK), P.FENCING)

@@ -98,6 +98,9 @@ class StateAdapter(Protocol):
     def optimizers(self) -> Sequence[torch.optim.Optimizer]:
         """Inner optimizers, whose step hooks tell when state is being changed."""
 
+    def role(self) -> str:
+        """Hash of what this slot does: equal for slots that do the same with other data, whatever they hold of it."""
+
     def shape(self) -> str:
         """Hash of names, shapes and dtypes: slots with equal hashes run the same program."""
 
@@ -146,6 +149,10 @@ class AdapterBase:
     def optimizers(self) -> Sequence[torch.optim.Optimizer]:
         """None."""
         return ()
+
+    def role(self) -> str:
+        """The name."""
+        return self.name
 
     def shape(self) -> str:
         """The name: the content may differ from slot to slot."""

@@ -86,6 +86,12 @@ class MegatronAdapter(ModuleAdapter):
         ranks = [(g.rank(), g.size()) for group in groups for g in (group if isinstance(group, list) else [group])]
         return ranks, [type(o).__name__ for o in self._members]
 
+    def _part(self) -> object:
+        chunk: Any = self.chunks[0]
+        return [
+            group.rank() for group in (chunk.tp_group, chunk.pp_group, chunk.ep_group) if not isinstance(group, list)
+        ]
+
     # --- objects --------------------------------------------------------------------------------------------------
 
     def objects(self) -> dict[str, Any]:

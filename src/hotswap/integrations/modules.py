@@ -178,6 +178,15 @@ class ModuleAdapter(AdapterBase):
         kinds = [f"{type(o).__module__}.{type(o).__qualname__}" for o in self.optimizers()]
         return hashlib.sha256(repr((type(self).__name__, rows, kinds, self._place())).encode()).hexdigest()
 
+    def role(self) -> str:
+        """Hash over the parameters as they are in the whole, and the place in the mesh but for the data-parallel axes."""
+        rows = [(name, str(p.dtype), tuple(p.shape)) for chunk in self.chunks for name, p in self._parameters(chunk)]
+        return hashlib.sha256(repr((type(self).__name__, rows, self._part())).encode()).hexdigest()
+
+    def _part(self) -> object:
+        """The part of the model that this slot computes, where parameters do not tell."""
+        return None
+
     def _place(self) -> object:
         """Whatever makes two slots with equal tensors run different programs."""
         return None

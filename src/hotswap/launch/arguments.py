@@ -13,6 +13,7 @@ from typing import TypeVar
 from torch.distributed.elastic.multiprocessing import Std
 from torch.distributed.run import determine_local_world_size, get_args_parser, parse_min_max_nnodes
 
+from hotswap.core.limits import SLOW_RATIO
 from hotswap.errors import UsageError
 from hotswap.launch import deadlines, domains
 from hotswap.launch.console import Console
@@ -111,6 +112,14 @@ def parser() -> argparse.ArgumentParser:
         help="nodes that keep a copy of each snapshot, beside its owner: so many nodes may be lost at the same time",
     )
     group.add_argument(
+        "--evict-slow",
+        type=float,
+        default=0.0,
+        metavar="RATIO",
+        help="give up the node of a worker whose own part of a step takes so many times as long as that of its peers, if there is "
+        "a spare; 0: slow workers are only told",
+    )
+    group.add_argument(
         "--fault-domain",
         default="",
         help="what this node fails together with, one label or several (rack=r7,switch=s2,pdu=p1); by default from "
@@ -179,6 +188,7 @@ def parse(argv: list[str]) -> Options:
         overhead_limit=_at_least("--overhead-limit", args.overhead_limit, 0.0),
         integrity_every_steps=_at_least("--integrity-every", args.integrity_every, 0),
         replicas=_at_least("--replicas", args.replicas, 1),
+        evict_slow=_evict_slow(args.evict_slow),
         fault_domain=args.fault_domain or domains.discover(os.environ),
         node_history=str(Path(args.node_history).resolve()) if args.node_history else "",
         probe=args.probe,
@@ -209,6 +219,14 @@ def _notices(made: argparse.ArgumentParser, args: argparse.Namespace, width: int
     if width > 1 and "OMP_NUM_THREADS" not in os.environ:
         found.append("OMP_NUM_THREADS is not set: each worker computes on one CPU thread")
     return tuple(found)
+
+
+def _evict_slow(ratio: float) -> float:
+    if not (ratio == 0 or ratio >= SLOW_RATIO):
+        raise UsageError(
+            f"--evict-slow {ratio:g}: at least {SLOW_RATIO:g} times as long counts as slow; 0 never evicts"
+        )
+    return ratio
 
 
 def _nodes(text: str) -> tuple[int, int]:

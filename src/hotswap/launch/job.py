@@ -162,6 +162,7 @@ class Job:
             spare_wait_s=options.spare_wait_s,
             spare_first=options.spare_first,
             replicas=options.replicas,
+            evict_slow=options.evict_slow,
             join_s=options.join_s,
             events_path=str(self.events),
             checkpoint_dir=options.checkpoint_dir or None,

@@ -41,6 +41,7 @@ class Options:
     spare_wait_s: float = 60.0
     spare_first: bool = False
     replicas: int = 1
+    evict_slow: float = 0.0
     preload: tuple[str, ...] | None = ("torch",)
     spare_positions: int = 1
     checkpoint_dir: str = ""

@@ -286,6 +286,7 @@ def limits_of(config: CoordinatorConfig) -> Limits:
         respawns_max=config.respawns_max,
         spare_first=config.spare_first,
         replicas=config.replicas,
+        evict_slow=config.evict_slow,
     )
 
 

@@ -38,6 +38,7 @@ from hotswap.session.pace import Pace
 from hotswap.session.reporter import Reporter
 from hotswap.session.settings import WorkerSettings, adopted
 from hotswap.session.snapshots import Announcer, Snapshots, Written
+from hotswap.session.tempo import Tempo
 from hotswap.wire import worker_messages as w
 from hotswap.wire.channels import worker_codec
 from hotswap.wire.links import WorkerLink
@@ -87,6 +88,7 @@ class Session:
         self._waited_s = 0.0
         self._agreed = self._pace.interval
         self._asynchronous = device is not None
+        self._tempo = Tempo(lambda: self._groups.issued()[0], settings.heartbeat_s, on_device=self._asynchronous)
         self._dirty = False
         self._torn = False
         self._parked = threading.Event()
@@ -187,6 +189,7 @@ class Session:
             )
         self._dirty, self._gate_passed, self._in_attempt = True, False, True
         self._attempt_at = time.monotonic()
+        self._tempo.begin()
         self._note_context()
         return self._step
 
@@ -229,7 +232,8 @@ class Session:
         adapters = self._state().adapters
         peers = sorted({peer for adapter in adapters for peer in adapter.peers()} - {self.slot})
         shape = "-".join(adapter.shape()[:12] for adapter in adapters)
-        self._link.send(w.Built(shape=shape, peers=tuple(peers), rehearsed=rehearsed))
+        role = "-".join(adapter.role()[:12] for adapter in adapters)
+        self._link.send(w.Built(shape=shape, peers=tuple(peers), rehearsed=rehearsed, role=role))
 
     # --- the update and the commit gate ----------------------------------------------------------------------------
 
@@ -244,6 +248,7 @@ class Session:
         self._groups.check()
         self._pass_gate()
         self._state().fence()
+        self._tempo.update()
         self._torn = True
 
     def _pass_gate(self) -> None:
@@ -272,6 +277,7 @@ class Session:
         """The script's part of the step is done: snapshot it and count it."""
         self._groups.check()
         self._pass_gate()
+        self._tempo.end()
         following = self._step + 1
         due = self._snapshot_is_due()
         written = self._write_snapshot(following) if due else None
@@ -410,6 +416,7 @@ class Session:
         self._snapshot_step, self._snapshot_at = load.resume_step, time.monotonic()
         self._pace.restart()
         self._comparison.restart(load.resume_step)
+        self._tempo.restart()
         if load.buffer < 0:
             written = self._write_snapshot(load.resume_step)
             with self._mailbox.lock:
@@ -461,7 +468,7 @@ class Session:
             phase = "update" if self._gate_passed else "gate"
         else:
             phase = "snapshot" if self._dirty else "between steps"
-        return self.generation, Progress(step=self._step, phase=phase, issued=0, gate=0)
+        return self.generation, Progress(step=self._step, phase=phase, issued=0, gate=0, parts_s=self._tempo.parts_s())
 
     def _note_context(self) -> None:
         faults.context.update(slot=self.slot, step=self._step, generation=self.generation, rehearsing=self.rehearsing)

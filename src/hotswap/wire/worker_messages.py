@@ -20,11 +20,12 @@ class Joined:
 
 @dataclass(frozen=True, kw_only=True)
 class Built:
-    """Model and optimizer exist, the worker waits for its first plan. ``shape`` and ``peers`` as in WorkerBuilt."""
+    """Model and optimizer exist, the worker waits for its first plan. ``shape``, ``peers`` and ``role`` as in WorkerBuilt."""
 
     shape: str
     peers: tuple[Slot, ...]
     rehearsed: bool
+    role: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
