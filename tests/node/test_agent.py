@@ -684,3 +684,22 @@ def test_a_worker_that_differs_is_ended_and_what_is_suspect_is_told_with_the_fen
             await until(lambda: it.agent.memory.suspicion is None)
 
     play(scenario())
+
+
+def test_what_is_suspect_is_told_although_a_fence_came_first(tmp_path: Path, monkeypatch: Patch) -> None:
+    async def scenario() -> None:
+        async with bench(tmp_path, monkeypatch) as it:
+            it.peer = holder(tmp_path)
+            worker = await it.training_worker(step=4)
+            it.fence(2)
+            await worker.hear(m.Fence)
+            worker.say(w.Compared(generation=1, step=4, verified=3, odd=(1,)))
+            worker.park(2, 4, dirty=True)
+            assert (await it.hear(m.NodeFenced)).suspicion == Suspicion(verified=3, odd=(1,))
+            it.fence(3, valid_to=2)
+            await worker.hear(m.Fence)
+            worker.park(3, 4, dirty=True)
+            told = await it.hear(m.NodeFenced)
+            assert told.suspicion is None, "this node has missed the plan that went back"
+
+    play(scenario())

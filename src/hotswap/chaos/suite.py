@@ -130,6 +130,14 @@ def _owner_and_holder(*, checkpoints: bool) -> Callable[[Program], Ordeal | None
     return make
 
 
+def _two_nodes(program: Program) -> Ordeal | None:
+    """A node and a keeper of its replica, of which there is another one."""
+    if program.nodes < 3:
+        return None
+    nodes = tuple(Outside(kind="node", step=STEP, node=f"node{index}") for index in (0, 1))
+    return Ordeal(outside=nodes, spares=2, arguments=("--replicas", "2"))
+
+
 def _without_a_spare(program: Program) -> Ordeal:
     return Ordeal(
         inside=(_fault(program, "node", "backward"),),
@@ -185,6 +193,7 @@ DRILLS: dict[str, Drill] = {
     "owner-and-holder-checkpoint": Drill(
         what="the same, with durable checkpoints", make=_owner_and_holder(checkpoints=True)
     ),
+    "two-nodes": Drill(what="two nodes are killed at once, with two replicas", make=_two_nodes),
     "no-spare": Drill(what="a node is killed and there is no spare", make=_without_a_spare),
 }
 FAST = (

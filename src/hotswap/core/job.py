@@ -308,6 +308,9 @@ class Job:
         return None if self.started else _everywhere(self.current.slots, 0, SourceKind.FRESH)
 
     def _announce(self, recovery: Recovery, ledger: resume.Ledger, choice: resume.Resume) -> None:
+        if ledger.suspicion is not None:
+            suspicion = ledger.suspicion
+            self.record("steps_distrusted", {"verified": suspicion.verified, "odd": [*suspicion.odd]})
         recovery.resume_step = choice.step
         recovery.redone = resume.redone_steps(ledger.live, choice.step)
         holders = placement.holders(self.current, self.roster.domains, self.spares(), self.limits.replicas)

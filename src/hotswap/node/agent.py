@@ -374,7 +374,7 @@ class Agent:
         elif isinstance(message, w.Parked):
             self._on_parked(worker, message)
         elif isinstance(message, w.Comparing | w.Compared):
-            if message.generation == self.generation:
+            if message.generation == self.generation or self.plan is None:  # Said before a fence, heard after it.
                 heed(worker, message, self.memory, self.pool, self.control.send)
         elif isinstance(message, w.Restored):
             self._on_restored(worker, message)

@@ -234,7 +234,8 @@ class MemoryKeeper:
         return self.vault.inventory()
 
     def undo_after(self, step: Step) -> None:
-        """Forget what belongs to a future that was undone while this node was away."""
+        """Forget what belongs to a future that was undone while this node was away, and what was suspect in it."""
+        self.suspicion = None
         for item in self.vault.inventory():
             self.vault.truncate(item.slot, step, before=self._generation)
 

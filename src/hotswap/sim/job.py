@@ -34,7 +34,8 @@ CODEC = control_codec()
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """A job and its surroundings. ``versions``, ``gate``, ``all_holders`` and ``drop_undone`` can be spoilt, to see the checkers find it.
+    """A job and its surroundings. ``versions``, ``gate``, ``all_holders``, ``checked`` (checksums) and ``drop_undone`` can
+    be spoilt, to see the checkers find it.
 
     ``event_log``: a restarted coordinator still has the log of the one before it. ``flaky``: share of transfers that fail.
     ``shared``: every slot has state that all others have too and that is not replicated. ``durable_steps``: between durable
@@ -58,6 +59,7 @@ class Setup:
     versions: int = 2
     gate: bool = True
     all_holders: bool = True
+    checked: bool = True
     drop_undone: bool = True
     build_s: Range = (0.1, 3.0)
     compute_s: Range = (0.02, 0.3)
