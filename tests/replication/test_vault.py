@@ -621,3 +621,16 @@ def test_keeping_takes_one_more_replica_and_no_more(vault: Vault) -> None:
         receive(vault, section(owner=5, step=step))
         assert len(held(vault, REPLICA)) <= 4
     assert vault.bytes_peak <= 4 * 1000
+
+
+def test_a_pin_leaves_room_to_write_beside_what_is_kept(vault: Vault) -> None:
+    """With two pins the state to go back to would be the only one that may be overwritten."""
+    vault.reserve(3, 1100, 4)
+    for step in range(4):
+        complete(vault, section(owner=3, step=step))
+    vault.keep((2,))
+    vault.pin(3, 2)
+    with pytest.raises(UsageError, match="reserve more"):
+        vault.pin(3, 3)
+    vault.unpin(3, 2)
+    vault.pin(3, 3)

@@ -23,7 +23,7 @@ from hotswap.core.roster import Roster
 from hotswap.core.shards import Shards
 from hotswap.core.tempo import SlowWatch
 from hotswap.core.transitions import RUNNING, TRAINS, Phase
-from hotswap.core.types import HeldKind, Membership, NodeId, Role, Slot, Source, SourceKind, Step
+from hotswap.core.types import HeldKind, Membership, NodeId, Role, Slot, Source, SourceKind, Step, Suspicion
 from hotswap.errors import EXIT_REQUEUE
 
 FAILURES_MAX = 2
@@ -48,6 +48,7 @@ class Job:
         self.detector = SilenceDetector(limits.detection_budget_s)
         self.watch = HangWatch(limits)
         self.offenders = Offenders()
+        self.suspicion: Suspicion | None = None
         self.slow = SlowWatch(limits)
         self.history = History()
         self.planned_generation = max((generation for generation, _ in past.plans), default=0)
@@ -95,7 +96,7 @@ class Job:
 
     def forget(self) -> None:
         """What was believed of the present generation is worth nothing: another coordinator has gone on elsewhere."""
-        self.recovery = self.plan = self.committed = self.trouble = self.waiting = None
+        self.recovery = self.plan = self.committed = self.trouble = self.waiting = self.suspicion = None
         self.acked, self.finished = {}, set()
 
     def role(self, node: NodeId) -> Role:
@@ -241,7 +242,7 @@ class Job:
             return
         if self.attempt.probe and (self.unfenced() or self._part_with_cut_off(now)):
             return
-        ledger = self.attempt.ledger(self.current, self.peers)
+        ledger = self.attempt.ledger(self.current, self.peers, self.suspicion)
         self.started = self.started or ledger.trained()
         for (slot, step, node), count in self.failures.items():
             if count >= FAILURES_MAX:
@@ -264,7 +265,7 @@ class Job:
         choice = choice or self._without_memory(self.attempt)
         if choice is None:
             # Better to ask again who has failed twice than nobody. How often is bounded as for all recoveries.
-            ledger = self.attempt.ledger(self.current, self.peers)
+            ledger = self.attempt.ledger(self.current, self.peers, self.suspicion)
             choice = resume.choose(self.current.slots, ledger)
         if choice is None:
             self.stop(EXIT_REQUEUE, NO_STATE_LEFT)
@@ -308,8 +309,8 @@ class Job:
         return None if self.started else _everywhere(self.current.slots, 0, SourceKind.FRESH)
 
     def _announce(self, recovery: Recovery, ledger: resume.Ledger, choice: resume.Resume) -> None:
-        if ledger.suspicion is not None:
-            suspicion = ledger.suspicion
+        suspicion, self.suspicion = ledger.suspicion, None
+        if suspicion is not None:
             self.record("steps_distrusted", {"verified": suspicion.verified, "odd": [*suspicion.odd]})
         recovery.resume_step = choice.step
         recovery.redone = resume.redone_steps(ledger.live, choice.step)

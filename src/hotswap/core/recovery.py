@@ -55,19 +55,22 @@ class Recovery:
         """Whom each node could not reach."""
         return {node: report.unreachable for node, report in self.fenced.items()}
 
-    def ledger(self, membership: Membership, peers: Mapping[Slot, tuple[Slot, ...]]) -> resume.Ledger:
-        """Who holds what. What a node's workers are said to have of a slot that it doesn't have now is not about this job."""
+    def ledger(
+        self, membership: Membership, peers: Mapping[Slot, tuple[Slot, ...]], suspicion: Suspicion | None = None
+    ) -> resume.Ledger:
+        """Who holds what; *suspicion*: what is suspect beside what the nodes say. What a node's workers are said to have of a slot that it doesn't have now is not about this job."""
         ledger = resume.Ledger(peers=resume.both_ways(peers))
         for node, report in self.fenced.items():
             hosted = membership.slots_of(node)
             ledger.add(node, report.held, hosted)
             ledger.live.update({w.slot: w for w in report.workers if w.slot in hosted and w.slot not in self.lost})
-        ledger.suspicion = self.suspicion()
+        ledger.suspicion = self.suspicion(suspicion)
         return ledger
 
-    def suspicion(self) -> Suspicion | None:
-        """What all that have heard of a failed comparison say together."""
-        heard = [report.suspicion for report in self.fenced.values() if report.suspicion is not None]
+    def suspicion(self, known: Suspicion | None) -> Suspicion | None:
+        """What all that have heard of a failed comparison say together. Whoever did may not be here any more, or not yet."""
+        said = [known, *(report.suspicion for report in self.fenced.values())]
+        heard = [suspicion for suspicion in said if suspicion is not None]
         if not heard:
             return None
         odd = {slot for suspicion in heard for slot in suspicion.odd}

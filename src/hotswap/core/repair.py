@@ -6,7 +6,7 @@ from hotswap.core import messages as m
 from hotswap.core.integrity import NEVER, TIMES_MAX
 from hotswap.core.job import Job
 from hotswap.core.transitions import TRAINS
-from hotswap.core.types import NodeId, Slot
+from hotswap.core.types import NodeId, Slot, Suspicion
 from hotswap.errors import EXIT_DO_NOT_REQUEUE, EXIT_REQUEUE
 
 NOBODY_KNOWS = "with two that differ nobody can tell which one is right"
@@ -25,6 +25,7 @@ def heed(job: Job, message: m.StateCompared, now: float) -> None:
         return
     if job.phase not in TRAINS or not job.offenders.news(message):
         return
+    job.suspicion = Suspicion(verified=message.verified, odd=message.odd)
     nodes = {slot: job.current.node_of(slot) for slot in (*message.odd, *message.undecided)}
     job.record(
         "state_differs",

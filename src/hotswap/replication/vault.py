@@ -176,7 +176,8 @@ class Vault:
                 raise NotHeld(f"no own snapshot of slot {slot} at step {step} {self._where}")
             entry = buffers[found.buffer]
             left = sum(1 for buffer in buffers if not buffer.pins and buffer is not entry)
-            if left < BUFFERS_MIN:
+            # What is kept must not be all that there is to write to.
+            if left < BUFFERS_MIN + bool(self._kept):
                 raise UsageError(f"a pin on step {step} of slot {slot} leaves {left} of {len(buffers)}: reserve more")
             if (slot, step) not in self._pins:
                 self._pins[slot, step] = entry

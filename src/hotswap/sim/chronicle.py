@@ -159,12 +159,19 @@ class Chronicle:
         *,
         fresh: bool,
         durable: State | None = None,
+        distrusted_after: int | None = None,
     ) -> None:
         """The coordinator decides where to go on: never before a committed step that can still be had.
 
         *fresh*: from the very beginning, which a job that has trained must not do unasked. *durable*: from a checkpoint of
         that state, which may belong to a future that was undone: it is whole, and nothing else is left.
+        *distrusted_after*: a comparison of states has failed; what is newer must not be used, whoever has it.
         """
+        if distrusted_after is not None:
+            if resume_step > distrusted_after:
+                raise Violation(f"all agreed at step {distrusted_after} last, yet the job goes on from {resume_step}")
+            step = max(0, min(self.committed[0], resume_step))
+            self.committed = (step, self._ancestor(step))
         if fresh and self.trained and self.strict:
             raise Violation(f"generation {generation} silently begins from nothing after {self.committed}")
         known = self.planned.setdefault(generation, places)

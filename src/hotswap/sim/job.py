@@ -9,9 +9,10 @@ from dataclasses import dataclass, fields
 from hotswap.config import CoordinatorConfig, Timing
 from hotswap.core import messages as m
 from hotswap.core.events import Effect, Exit, Record, Send
-from hotswap.core.types import HeldKind, NodeId, Slot, SourceKind
+from hotswap.core.types import HeldKind, NodeId, Slot, SourceKind, Step
 from hotswap.errors import EXIT_OK, EXIT_REQUEUE, PeerUnreachable
 from hotswap.replication.sections import SectionKind
+from hotswap.sim.ballots import Ballots
 from hotswap.sim.chronicle import Chronicle, Copy, State, Violation
 from hotswap.sim.fabric import TIMEOUT_S, Fabric
 from hotswap.sim.faults import Saboteur, draw
@@ -56,6 +57,7 @@ class Setup:
     paced: bool
     spare_first: bool
     replicas: int
+    integrity: int
     versions: int = 2
     gate: bool = True
     all_holders: bool = True
@@ -93,6 +95,7 @@ def draw_setup(seed: int, world: World, **spoilt: object) -> Setup:
         "paced": dice.random() < 0.3,
         "spare_first": dice.random() < 0.5,
         "replicas": 2 if seed % 3 == 2 else 1,
+        "integrity": 1 + seed % 3 if seed % 4 == 1 else 0,
         "transfer_s": (0.05, 0.8) if slow else (0.002, 0.1),
     }
     return Setup(**{**values, **spoilt})  # type: ignore[arg-type]
@@ -118,6 +121,7 @@ class JobModel:
         self.network = Network(self.world)
         self.storage = Storage(self.world, self.chronicle)
         self.fabric = Fabric(self.world, self.chronicle, self.network.open_at)
+        self.ballots = Ballots(self, seed)
         self.log: list[dict[str, object]] = []
         self.loops: list[ProcessLoop] = []
         self.server: ServerModel | None = None
@@ -338,7 +342,14 @@ class JobModel:
             self._copies(),
             fresh=SourceKind.FRESH in kinds,
             durable=durable,
+            distrusted_after=self._distrusted_after(),
         )
+
+    def _distrusted_after(self) -> Step | None:
+        """What a connected node has been told of a comparison that failed, and has not been told to be settled."""
+        nodes = [self.nodes[node] for node in self._connected()]
+        heard = [node.keeper.suspicion.verified for node in nodes if node.alive and node.keeper.suspicion is not None]
+        return min(heard, default=None)
 
     def _on_go(self, generation: int) -> None:
         self.chronicle.trained = True
