@@ -26,7 +26,7 @@ SPOILT: dict[str, dict[str, Any]] = {
     "no-gate": {"gate": False, "durable_steps": 0, "integrity": 0},
     # An acknowledgement that waits for one of two holders only.
     "first-holder": {"all_holders": False, "durable_steps": 0, "integrity": 0, "replicas": 2},
-    "no-checksums": {"checked": False, "durable_steps": 0, "integrity": 0},
+    "no-checksums": {"checked": False, "durable_steps": 0, "integrity": 0, "faults": 12},
     # A node must miss a plan, be back before the next and be needed then.
     "keep-undone": {"drop_undone": False, "durable_steps": 0, "integrity": 0, "faults": 14, "replicas": 1},
 }
