@@ -27,10 +27,9 @@
 #define CHECKPOINT_COMMITTED 12
 #define SNAPSHOT_INTERVAL_CHANGED 13
 #define SCRIPT_RAISED 14
-#define NODE_HAS_TO_LEAVE 15
-#define WORKER_HALTED 16
-#define TIME_PASSED 17
-#define STOP_ASKED 18
+#define STATES_COMPARED 15
+#define TIME_PASSED 16
+#define STOP_ASKED 17
 
 #define MAY(phase, kind, next) ( \
   (phase == FORMING && kind == HEARTBEAT && (next == FORMING)) || \
@@ -50,11 +49,9 @@
   (phase == REBUILDING && kind == NODE_HAS_TO_LEAVE && (next == REBUILDING)) || \
   (phase == RESTORING && kind == HEARTBEAT && (next == RESTORING)) || \
   (phase == RESTORING && kind == NODE_GONE && (next == FENCING || next == WAITING_FOR_A_NODE || next == RESTORING || next == STOPPED)) || \
-  (phase == RESTORING && kind == NODE_HAS_TO_LEAVE && (next == RESTORING)) || \
-  (phase == REDOING && kind == HEARTBEAT && (next == REDOING || next == TRAINING)) || \
+  (phase == REDOING && kind == HEARTBEAT && (next == FENCING || next == WAITING_FOR_A_NODE || next == REDOING || next == TRAINING || next == STOPPED)) || \
   (phase == REDOING && kind == NODE_GONE && (next == FENCING || next == WAITING_FOR_A_NODE || next == REDOING || next == STOPPED)) || \
-  (phase == REDOING && kind == NODE_HAS_TO_LEAVE && (next == REDOING)) || \
-  (phase == TRAINING && kind == HEARTBEAT && (next == TRAINING)) || \
+  (phase == TRAINING && kind == HEARTBEAT && (next == FENCING || next == WAITING_FOR_A_NODE || next == TRAINING || next == STOPPED)) || \
   (phase == TRAINING && kind == NODE_GONE && (next == FENCING || next == WAITING_FOR_A_NODE || next == TRAINING || next == STOPPED)) || \
   (phase == TRAINING && kind == NODE_HAS_TO_LEAVE && (next == TRAINING)) || \
   (phase == FORMING && kind == TIME_PASSED && (next == FORMING || next == FENCING || next == STOPPED)) || \
@@ -115,6 +112,13 @@
   (phase == TRAINING && kind == CHECKPOINT_SHARD_WRITTEN && (next == TRAINING)) || \
   (phase == TRAINING && kind == CHECKPOINT_COMMITTED && (next == FENCING || next == WAITING_FOR_A_NODE || next == TRAINING || next == STOPPED)) || \
   (phase == TRAINING && kind == SNAPSHOT_INTERVAL_CHANGED && (next == TRAINING)) || \
+  (phase == RECOLLECTING && kind == STATES_COMPARED && (next == RECOLLECTING)) || \
+  (phase == FENCING && kind == STATES_COMPARED && (next == FENCING)) || \
+  (phase == WAITING_FOR_A_NODE && kind == STATES_COMPARED && (next == WAITING_FOR_A_NODE)) || \
+  (phase == REBUILDING && kind == STATES_COMPARED && (next == REBUILDING)) || \
+  (phase == RESTORING && kind == STATES_COMPARED && (next == RESTORING)) || \
+  (phase == REDOING && kind == STATES_COMPARED && (next == FENCING || next == WAITING_FOR_A_NODE || next == REDOING || next == STOPPED)) || \
+  (phase == TRAINING && kind == STATES_COMPARED && (next == FENCING || next == WAITING_FOR_A_NODE || next == TRAINING || next == STOPPED)) || \
   (phase == RECOLLECTING && kind == SCRIPT_RAISED && (next == RECOLLECTING || next == STOPPED)) || \
   (phase == FENCING && kind == SCRIPT_RAISED && (next == FENCING || next == STOPPED)) || \
   (phase == WAITING_FOR_A_NODE && kind == SCRIPT_RAISED && (next == WAITING_FOR_A_NODE || next == STOPPED)) || \

@@ -26,6 +26,7 @@ commands:
   report    what a job lost, why, and what it cost (hotswap report LOGDIR)
   drain     let a node leave a running job: a spare takes its place first (hotswap drain LOGDIR NODE)
   doctor    can hotswap work here, and which deadlines would a job have (hotswap doctor --help)
+  plan      what a job's protection takes in memory and network, and which losses it survives (hotswap plan --help)
   chaos     small real trainings lose something, each in another way: a table of how they came out (hotswap chaos --help)
   inject    strike a running job, for drills (hotswap inject LOGDIR FAULT)
   probe     is this node healthy: quick checks of GPUs, memory, disk, clock (hotswap probe --help)
@@ -101,6 +102,12 @@ def _doctor(argv: list[str]) -> int:
     return main(argv)
 
 
+def _plan(argv: list[str]) -> int:
+    from hotswap.planning.cli import main
+
+    return main(argv)
+
+
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "run": _run,
     "demo": _demo,
@@ -108,6 +115,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "report": _report,
     "drain": _drain,
     "doctor": _doctor,
+    "plan": _plan,
     "probe": _probe,
     "simulate": _simulate,
     "chaos": _chaos,

@@ -148,7 +148,7 @@ class CoordinatorConfig:
     ``restarted``: it takes the place of one that died, whose event log it continues.
     ``nodes_active`` nodes train; up to ``nodes_max - nodes_active`` more are spares. ``respawns_max`` bounds worker
     respawns without a newly committed step in between. ``node_history``: file of what nodes have done in this and earlier jobs.
-    ``spare_wait_s`` is how long a job without a spare waits for a node. ``spare_first``: see ``core.Limits``.
+    ``spare_wait_s`` is how long a job without a spare waits for a node. ``spare_first``, ``replicas``, ``evict_slow``: see ``core.Limits``.
     """
 
     job_id: str
@@ -163,6 +163,8 @@ class CoordinatorConfig:
     respawns_max: int = 3
     spare_wait_s: float = 60.0
     spare_first: bool = False
+    replicas: int = 1
+    evict_slow: float = 0.0
     join_s: float = 600.0
     events_path: str
     checkpoint_dir: str | None = None
@@ -177,6 +179,7 @@ class AgentConfig:
     ``drain_s``: how long a node that is told to leave stays if nobody takes its place.
     ``entry`` is the training command: a script path and its arguments, or ``-m module`` and its arguments.
     ``spare_positions``: for how many active nodes' places a spare keeps built workers.
+    ``integrity_every_steps``: steps between comparisons of the state that slots share; 0: none.
     ``gpus``: those of the whole machine, if it is made into several nodes; empty: a worker sees what its node sees.
     """
 
@@ -205,3 +208,9 @@ class AgentConfig:
     checkpoint_interval_steps: int = 0
     snapshot_interval_steps: int = 1
     overhead_limit: float = 0.0
+    integrity_every_steps: int = 0
+
+    @property
+    def snapshot_buffers(self) -> int:
+        """Two to write by turns, one more from which a durable checkpoint is made, and one for the state compared last."""
+        return 2 + (self.checkpoint_interval_steps > 0) + (self.integrity_every_steps > 0)

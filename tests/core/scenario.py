@@ -17,7 +17,7 @@ from hotswap.core.events import Disconnect, Effect, Event, Exit, FromNode, NodeG
 from hotswap.core.keep import GroupState
 from hotswap.core.past import recall
 from hotswap.core.progress import GroupProgress, Progress
-from hotswap.core.types import Endpoint, Generation, Held, HeldKind, NodeId, Slot, Source, Step, WorkerState
+from hotswap.core.types import Endpoint, Generation, Held, HeldKind, NodeId, Slot, Source, Step, Suspicion, WorkerState
 
 OLD_LOG: list[dict[str, object]] = [{"event": "recovery_planned", "generation": 1, "resume_step": 0}]
 
@@ -42,7 +42,7 @@ class Scenario:
         self.now = 100.0
         self.limits = Limits(nodes_active=1, nodes_max=1, width=1)
         self.machine = Coordinator(self.limits, self.now)
-        self.holders: dict[Slot, NodeId] = {}
+        self.holders: dict[Slot, tuple[NodeId, ...]] = {}
         self.registered: list[NodeId] = []
         self.steps: dict[Slot, Step] = {}
         self.clean: set[Slot] = set()
@@ -183,7 +183,7 @@ class Scenario:
         self, node: NodeId, generation: Generation, plain: list[str], values: dict[str, str]
     ) -> Iterator[m.FromAgent]:
         """Without details: own snapshots, replicas and workers as they are after the last ``acked`` step."""
-        if not plain and not (values.keys() - {"gen", "checkpoint", "reaches_not"}):
+        if not plain and not (values.keys() - {"gen", "checkpoint", "reaches_not", "suspect"}):
             values = {**self._usual(node), **values}
         elif plain == ["empty"]:
             plain = []
@@ -208,15 +208,36 @@ class Scenario:
             groups=groups,
             checkpoint_step=checkpoint,
             unreachable=tuple(full(name) for name in values.get("reaches_not", "").split(",") if name),
+            suspicion=self._suspicion(values.get("suspect", "")),
+        )
+
+    def _suspicion(self, text: str) -> Suspicion | None:
+        """``4:0/1``: after step 4, of slots 0 and 1."""
+        verified, _, odd = text.partition(":")
+        return Suspicion(verified=int(verified), odd=tuple(map(int, odd.split("/")))) if text else None
+
+    def _compared(
+        self, node: NodeId, generation: Generation, plain: list[str], values: dict[str, str]
+    ) -> Iterator[m.FromAgent]:
+        yield m.StateCompared(
+            slot=int(plain[0]),
+            generation=generation,
+            step=int(plain[1]),
+            verified=int(values.get("verified", plain[1])),
+            odd=tuple(numbers(values.get("odd", ""))),
+            undecided=tuple(numbers(values.get("undecided", ""))),
+            detail=values.get("detail", ""),
         )
 
     def _usual(self, node: NodeId) -> dict[str, str]:
         assert self.machine.membership is not None
         attempt = self.machine.job.recovery
         lost = attempt.lost if attempt is not None else frozenset()
-        fresh = {self.machine.membership.node_of(slot) for slot in lost} - set(self.holders.values())
+        fresh = {self.machine.membership.node_of(slot) for slot in lost} - {
+            node for nodes in self.holders.values() for node in nodes
+        }
         own = [slot for slot in self._slots(node) if slot in self.steps and node not in fresh]
-        kept = [slot for slot, holder in self.holders.items() if holder == node and slot in self.steps]
+        kept = [slot for slot, holder in self.holders.items() if node in holder and slot in self.steps]
 
         def versions(slots: list[Slot]) -> str:
             return ",".join(f"{slot}@{step}" for slot in slots for step in (self.steps[slot] - 1, self.steps[slot]))
@@ -386,10 +407,13 @@ def _fence(fence: m.Fence) -> str:
 
 def _plan(plan: m.Plan) -> str:
     sources = " ".join(f"{slot}:{_source(source)}" for slot, source in plan.sources.items())
-    holders = " ".join(f"{slot}>{short(node)}" for slot, node in plan.holders.items())
+    holders = " ".join(f"{slot}>{'+'.join(map(short, nodes))}" for slot, nodes in plan.holders.items())
     text = f"Plan {plan.generation} resume {plan.resume_step} from {sources}; hold {holders or 'nowhere'}"
     if plan.push:
-        text += f"; push {','.join(map(str, plan.push))}"
+        partly = {
+            s: "" if nodes == plan.holders[s] else f">{'+'.join(map(short, nodes))}" for s, nodes in plan.push.items()
+        }
+        text += f"; push {','.join(f'{slot}{to}' for slot, to in partly.items())}"
     if plan.keep:
         text += f"; keep {','.join(plan.keep)}"
     return text

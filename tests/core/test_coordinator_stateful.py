@@ -125,7 +125,7 @@ class Interleavings(RuleBasedStateMachine):
             elif source.kind is SourceKind.REPLICA:
                 held = self.reports[source.unique_from].held
                 assert any((h.slot, h.step) == (slot, plan.resume_step) for h in held)
-            assert plan.holders.get(slot) != membership.node_of(slot)
+            assert membership.node_of(slot) not in plan.holders.get(slot, ())
 
     def drop(self, node: str) -> None:
         if node in self.connected:

@@ -74,3 +74,23 @@ def test_without_a_spare_the_newest_state_goes_to_storage_before_the_job_ends(
     assert_clean(again)
     assert (again.named("restored_from_checkpoint")[0]["step"], again.exit_code) == (written["step"], 0)
     assert again.final == reference_of(cell).final
+
+
+@pytest.mark.full_matrix
+def test_storage_that_refuses_everything_costs_checkpoints_and_nothing_else(
+    start: Start, reference_of: Callable[[Cell], Outcome], tmp_path: Path
+) -> None:
+    storage = tmp_path / "durable"
+    durable = ("--checkpoint-dir", str(storage), "--checkpoint-interval", "2")
+    cell = Cell(program=FSDP2, steps=20, run_arguments=durable)
+    with start(cell) as job:
+        job.wait_for("checkpoint_written")
+        # A file where the directory was: whoever may do everything on a read-only disk cannot write here either.
+        storage.rename(tmp_path / "gone")
+        storage.write_text("")
+        job.wait_for("step_committed")
+        job.kill_node("node1")
+        outcome = job.finish()
+    assert_clean(outcome)
+    assert_identical(outcome, reference_of(cell))
+    assert {event["cause"] for event in outcome.named("recovery_done")} != {"start"}

@@ -18,6 +18,7 @@ from hotswap.errors import UsageError
 from hotswap.integrations import discover
 from hotswap.integrations.base import local
 from hotswap.replication.capture import Capture
+from hotswap.replication.fingerprint import fingerprint
 
 
 class Rank:
@@ -126,7 +127,17 @@ def swaps(
         "shared_nbytes": last[1],
         "unique_nbytes": last[2],
         "shape": run.capture.adapters[0].shape(),
+        "role": run.capture.adapters[0].role(),
+        "compared": compared(run, rank),
     }
+
+
+def compared(run: Run, rank: int) -> list[tuple[list[int], list[int]]]:
+    """Who holds the same as this rank, and numbers of what that is."""
+    return [
+        (sorted((rank, *peers)), [int(fingerprint(entry.tensor)) for entry in entries])
+        for peers, entries in run.capture.adapters[0].compared()
+    ]
 
 
 def seed_again(start: int, rank: int) -> None:

@@ -53,8 +53,16 @@ def test_a_survivor_can_load_everything(megatron_fleet: Template) -> None:
 
 def test_every_slot_has_a_shape_of_its_own(megatron_fleet: Template) -> None:
     """Sharding and vocabulary ranges depend on the place in the mesh, so a program cannot be moved to another slot."""
-    results = megatron_fleet.run("swaps", WORLD, program="megatron", failures=[], steps=0)
+    results = megatron_fleet.run("swaps", WORLD, program="megatron", failures=[], steps=1)
     assert len({r["shape"] for r in results}) == WORLD
+    # Those that do the same on other data have a role in common, and the same gathered parameters.
+    groups = {tuple(group) for r in results for group, _ in r["compared"]}
+    assert groups == {(0, 2), (1, 3), (4, 6), (5, 7)}
+    for group in groups:
+        assert len({results[rank]["role"] for rank in group}) == 1
+        ((_, numbers),) = results[group[0]]["compared"]
+        assert len(numbers) > 3 and all(results[rank]["compared"] == [[list(group), numbers]] for rank in group)
+    assert len({r["role"] for r in results}) == len(groups)
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,13 @@ def test_who_holds_what(torch_fleet: Template) -> None:
     assert all(r["peers"] == [] and r["shared_nbytes"] == 0 for r in found["plain"] + found["fsdp2"])
     assert len({r["shape"] for r in found["ddp"]}) == 1
     assert len({r["shape"] for r in found["fsdp2"]}) == WORLD
+    assert all(len({r["role"] for r in results}) == 1 for results in found.values())
+    # What peers share they can compare: all of it with DDP, a shard with HSDP, nothing where all is sharded.
+    assert all(r["compared"] == [] for r in found["plain"] + found["fsdp2"])
+    assert found["ddp"][0]["compared"][0][0] == [0, 1, 2, 3]
+    assert all(r["compared"] == found["ddp"][0]["compared"] for r in found["ddp"])
+    assert [r["compared"][0][0] for r in found["hsdp"]] == [[0, 2], [1, 3], [0, 2], [1, 3]]
+    assert found["hsdp"][0]["compared"] == found["hsdp"][2]["compared"] != found["hsdp"][1]["compared"]
 
 
 @pytest.mark.parametrize(

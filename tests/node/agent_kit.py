@@ -216,8 +216,8 @@ class Bench:
             generation=generation,
             resume_step=step,
             sources={0: source},
-            holders={0: holder} if holder else {},
-            push=(0,) if push and holder else (),
+            holders={0: (holder,)} if holder else {},
+            push={0: (holder,)} if push and holder else {},
         )
         self.tell(plan)
 

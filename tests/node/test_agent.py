@@ -15,7 +15,7 @@ from agent_kit import DEADLINE_S, Bench, Worker, bench, holder, play, until
 
 from hotswap.config import Timing
 from hotswap.core import messages as m
-from hotswap.core.types import HeldKind, Source, SourceKind
+from hotswap.core.types import HeldKind, Source, SourceKind, Suspicion
 from hotswap.wire import worker_messages as w
 
 Patch = pytest.MonkeyPatch
@@ -745,5 +745,52 @@ def test_a_worker_that_was_a_spares_meanwhile_gets_memory_again(tmp_path: Path, 
             it.snapshot(worker, 3, 4, granted.free, 100)
             worker.say(w.Restored(generation=3, step=4))
             await it.hear(m.WorkerReady)
+
+    play(scenario())
+
+
+# --- comparisons of state ----------------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_differs_is_ended_and_what_is_suspect_is_told_with_the_fence(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    async def scenario() -> None:
+        async with bench(tmp_path, monkeypatch) as it:
+            it.peer = holder(tmp_path)
+            worker = await it.training_worker(step=4)
+            agreed = w.Compared(generation=1, step=4, verified=4)
+            worker.say(w.Comparing(generation=1, step=4, verified=-1))
+            worker.say(agreed)
+            assert await it.hear(m.StateCompared) == m.StateCompared(slot=0, generation=1, step=4, verified=4)
+            worker.say(w.Compared(generation=0, step=3, verified=2, odd=(0,)))
+            worker.say(w.Compared(generation=1, step=5, verified=4, odd=(0,), detail="model/weight"))
+            told = await it.hear(m.StateCompared)
+            assert (told.step, told.verified, told.odd, told.detail) == (5, 4, (0,), "model/weight")
+            lost = await it.hear(m.WorkerLost)
+            assert lost.detail.startswith("its state differs from that of its peers at step 5: model/weight")
+            it.fence(2, lost=(0,))
+            assert (await it.hear(m.NodeFenced)).suspicion == Suspicion(verified=4, odd=(0,))
+            it.plan(2, 4, Source(kind=SourceKind.OWN))
+            await until(lambda: it.agent.memory.suspicion is None)
+
+    play(scenario())
+
+
+def test_what_is_suspect_is_told_although_a_fence_came_first(tmp_path: Path, monkeypatch: Patch) -> None:
+    async def scenario() -> None:
+        async with bench(tmp_path, monkeypatch) as it:
+            it.peer = holder(tmp_path)
+            worker = await it.training_worker(step=4)
+            it.fence(2)
+            await worker.hear(m.Fence)
+            worker.say(w.Compared(generation=1, step=4, verified=3, odd=(1,)))
+            worker.park(2, 4, dirty=True)
+            assert (await it.hear(m.NodeFenced)).suspicion == Suspicion(verified=3, odd=(1,))
+            it.fence(3, valid_to=2)
+            await worker.hear(m.Fence)
+            worker.park(3, 4, dirty=True)
+            told = await it.hear(m.NodeFenced)
+            assert told.suspicion is None, "this node has missed the plan that went back"
 
     play(scenario())

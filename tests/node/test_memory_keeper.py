@@ -57,8 +57,10 @@ class Node:
         return bytes(self.keeper.buffers(slot)[buffer].view()[:nbytes])
 
 
-def plan(step: int = 0, *, holders: dict[int, str], push: tuple[int, ...] = (), **sources: Source) -> Plan:
-    return Plan(generation=1, resume_step=step, sources={}, holders=holders, push=push)
+def plan(step: int = 0, *, holders: dict[int, tuple[str, ...]], push: tuple[int, ...] = ()) -> Plan:
+    return Plan(
+        generation=1, resume_step=step, sources={}, holders=holders, push={slot: holders[slot] for slot in push}
+    )
 
 
 @asynccontextmanager
@@ -84,7 +86,7 @@ async def nodes(directory: Path, budget_s: float = 5.0) -> AsyncIterator[tuple[N
         for node in made.values():
             node.keeper.endpoints = {f"{name}#1": other.keeper.endpoint for name, other in made.items()}
             node.keeper.fence(1)
-            node.keeper.adopt_plan(plan(holders={0: "b#1", 1: "a#1"}))
+            node.keeper.adopt_plan(plan(holders={0: ("b#1",), 1: ("a#1",)}))
         yield made["a"], made["b"]
     finally:
         for node in made.values():
@@ -165,8 +167,8 @@ def test_after_a_restore_only_what_the_holder_lacks_is_pushed(tmp_path: Path) ->
             await until(lambda: a.acked)
             for node in (a, b):
                 node.keeper.fence(2)
-            for push, where in (((), "there"), ((0,), "pushed")):
-                made = Plan(generation=2, resume_step=1, sources={}, holders={0: "b#1"}, push=push)
+            for push, where in (({}, "there"), ({0: ("b#1",)}, "pushed")):
+                made = Plan(generation=2, resume_step=1, sources={}, holders={0: ("b#1",)}, push=push)
                 a.keeper.adopt_plan(made)
                 b.keeper.adopt_plan(made)
                 if where == "pushed":
@@ -183,7 +185,7 @@ def test_after_a_restore_only_what_the_holder_lacks_is_pushed(tmp_path: Path) ->
 def test_a_push_under_way_is_not_started_twice(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with nodes(tmp_path) as (a, _):
-            made = plan(holders={0: "b#1"}, push=(0,))
+            made = plan(holders={0: ("b#1",)}, push=(0,))
             a.keeper.adopt_plan(made)
             a.snapshot(0, 0, b"x")
             a.keeper.ensure_replicated(0, 0, made)
@@ -204,7 +206,7 @@ def test_a_plan_that_comes_late_drops_nothing_of_its_own_generation(tmp_path: Pa
             for step in (1, 2):
                 a.snapshot(0, step, b"x")
                 await until(lambda step=step: (0, 1, step) in a.acked)
-            late = Plan(generation=2, resume_step=1, sources={}, holders={0: "b#1"}, push=())
+            late = Plan(generation=2, resume_step=1, sources={}, holders={0: ("b#1",)}, push={})
             for keeper in (a.keeper, b.keeper):
                 keeper.fence(2)
             a.keeper.adopt_plan(late)
@@ -226,12 +228,12 @@ def test_a_plan_drops_the_undone_future_and_go_what_others_have_now(tmp_path: Pa
             assert a.held(HeldKind.OWN) == b.held(HeldKind.REPLICA) == {(0, 1), (0, 2)}
             for node in (a, b):
                 node.keeper.fence(2)
-            undo = replace(plan(1, holders={0: "b#1"}), generation=2)
+            undo = replace(plan(1, holders={0: ("b#1",)}), generation=2)
             a.keeper.adopt_plan(undo)
             b.keeper.adopt_plan(undo)
             assert a.held(HeldKind.OWN) == b.held(HeldKind.REPLICA) == {(0, 1)}
             for node in (a, b):
-                node.keeper.adopt_plan(plan(1, holders={0: "c#1"}))
+                node.keeper.adopt_plan(plan(1, holders={0: ("c#1",)}))
                 assert node.held(HeldKind.OWN) | node.held(HeldKind.REPLICA) == {(0, 1)}, (
                     "somebody may have to restore from it"
                 )
@@ -439,3 +441,36 @@ def test_storage_that_does_not_answer_holds_nobody_up(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr("hotswap.node.memory_keeper.durable_index.latest", latest)
     asyncio.run(scenario())
+
+
+def test_a_snapshot_is_acknowledged_once_all_its_holders_have_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with nodes(tmp_path) as (a, b):
+            both = plan(holders={0: ("b#1", "c#1")})
+            a.keeper.adopt_plan(both)
+            a.snapshot(0, 3, b"unique")
+            await until(lambda: b.held(HeldKind.REPLICA) == {(0, 3)})
+            assert a.acked == [], "the other holder has no address yet"
+            a.keeper.endpoints = {**a.keeper.endpoints, "c#1": a.keeper.endpoints["b#1"]}
+            await until(lambda: a.acked == [(0, 1, 3)])
+
+    play(scenario())
+
+
+def test_after_a_restore_only_the_holder_that_lacks_it_gets_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with nodes(tmp_path) as (a, b):
+            a.snapshot(0, 1, b"x")
+            await until(lambda: a.acked)
+            for node in (a, b):
+                node.keeper.fence(2)
+            holders = {0: ("b#1", "nobody#1")}
+            made = Plan(generation=2, resume_step=1, sources={}, holders=holders, push={0: ("b#1",)})
+            a.keeper.adopt_plan(made)
+            b.keeper.vault.forget(0, HeldKind.REPLICA)
+            a.acked.clear()
+            a.keeper.ensure_replicated(0, 1, made)
+            await until(lambda: a.acked == [(0, 2, 1)])
+            assert b.held(HeldKind.REPLICA) == {(0, 1)}
+
+    play(scenario())

@@ -127,3 +127,33 @@ def test_what_is_no_log_directory_is_said(tmp_path: Path) -> None:
         list(read_events(tmp_path))
     with pytest.raises(UsageError, match="name the log directory"):
         list(read_events(tmp_path / "missing"))
+
+
+def test_who_was_slow_and_who_differed() -> None:
+    slow = {
+        "event": "slow_worker",
+        "generation": 1,
+        "slot": 3,
+        "node": "b#1",
+        "part": "update",
+        "ms": 51.4,
+        "peers_ms": 20.2,
+        "ratio": 2.54,
+    }
+    differs = {
+        "event": "state_differs",
+        "generation": 1,
+        "step": 7,
+        "verified": 5,
+        "odd": [2],
+        "undecided": [],
+        "nodes": ["c#1"],
+        "detail": "model/weight",
+    }
+    report = report_of([slow, differs, {"event": "job_stopped", "exit_code": 93, "reason": "differs again"}])
+    text = as_text(report)
+    assert "slow  slot 3 on b#1 (generation 1): 51 ms in 'update' where its peers take 20 ms" in text
+    assert "  differs   slot 2 at step 7 in model/weight; all agreed at step 5" in text
+    assert report.as_json()["recoveries"][0]["differing"]
+    undecided = {**differs, "odd": [], "undecided": [0, 1], "detail": ""}
+    assert report_of([undecided]).recoveries[0].differing == ["slot 0, 1 at step 7; all agreed at step 5"]

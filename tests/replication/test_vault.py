@@ -573,3 +573,64 @@ def test_nothing_of_an_ended_generation_appears_however_the_threads_interleave()
             thread.join(10)
     vault.close()
     assert vault.bytes_reserved == 0
+
+
+# --- what was compared ---
+
+
+def test_the_state_that_was_compared_last_outlives_newer_ones(vault: Vault) -> None:
+    vault.reserve(3, 1100, 3)
+    for step in range(4):
+        complete(vault, section(owner=3, step=step))
+        receive(vault, section(owner=5, step=step))
+    vault.keep((2, 3))
+    for step in range(4, 9):
+        complete(vault, section(owner=3, step=step)) if step < 5 else None
+        receive(vault, section(owner=5, step=step))
+        assert {2, 3} <= {found for _, found in held(vault, REPLICA)}
+    assert held(vault, OWN) == [(3, 2), (3, 3), (3, 4)]
+    # All three count: nothing is written until it is known whether the second one is good; then the first one goes.
+    assert vault.next_buffer(3) == vault.find(3, 2).buffer  # type: ignore[union-attr]
+    vault.keep((3,))
+    complete(vault, section(owner=3, step=5))
+    receive(vault, section(owner=5, step=9))
+    assert held(vault, OWN) == [(3, 3), (3, 4), (3, 5)]
+    assert held(vault, REPLICA) == [(5, 3), (5, 8), (5, 9)]
+
+
+def test_a_kept_state_outlives_the_memory_it_is_in(vault: Vault) -> None:
+    vault.reserve(3, 1100, 3)
+    for step in (1, 2, 3):
+        complete(vault, section(owner=3, step=step))
+    vault.keep((1,))
+    vault.reserve(3, 9900, 3)
+    for step in (4, 5, 6):
+        complete(vault, section(owner=3, step=step))
+    assert held(vault, OWN) == [(3, 1), (3, 4), (3, 5), (3, 6)]
+    vault.keep((6,))
+    complete(vault, section(owner=3, step=7))
+    assert held(vault, OWN) == [(3, 5), (3, 6), (3, 7)]
+
+
+def test_keeping_takes_one_more_replica_and_no_more(vault: Vault) -> None:
+    for step in range(20):
+        if step % 5 == 1:
+            vault.keep((step - 5, step - 1))
+        if step % 5 == 3:
+            vault.keep((step - 3,))
+        receive(vault, section(owner=5, step=step))
+        assert len(held(vault, REPLICA)) <= 4
+    assert vault.bytes_peak <= 4 * 1000
+
+
+def test_a_pin_leaves_room_to_write_beside_what_is_kept(vault: Vault) -> None:
+    """With two pins the state to go back to would be the only one that may be overwritten."""
+    vault.reserve(3, 1100, 4)
+    for step in range(4):
+        complete(vault, section(owner=3, step=step))
+    vault.keep((2,))
+    vault.pin(3, 2)
+    with pytest.raises(UsageError, match="reserve more"):
+        vault.pin(3, 3)
+    vault.unpin(3, 2)
+    vault.pin(3, 3)

@@ -100,3 +100,11 @@ def test_an_attempt_that_the_script_repeats_meets_the_same_gate(bench: Bench, pa
     assert bench.groups.begun == [1]
     bench.gate.arm(GENERATION, 6, needs=None, proposal=4)
     assert bench.groups.begun == [1, 4]
+
+
+def test_what_has_to_be_compared_before_holds_the_gate_back(bench: Bench) -> None:
+    bench.ack(5)
+    bench.gate.arm(GENERATION, 5, needs=5, proposal=1, at_wait=True)
+    bench.ack(5)
+    assert bench.groups.begun == []
+    assert bench.gate.wait() == 2

@@ -8,6 +8,8 @@ from hotswap.sim.chronicle import ROOT, Chronicle, Copy, State, Violation
 
 PLACES = ("a", "b")
 
+HOLDERS = {0: ("b",), 1: ("a",)}
+
 
 def at(step: int, history: int, position: int | None = None) -> State:
     return State(step=step, history=history, position=step if position is None else position)
@@ -17,7 +19,7 @@ def chronicle(*, strict: bool = True) -> Chronicle:
     made = Chronicle(slots=2, strict=strict)
     made.membership(1, PLACES)
     made.plan(1, PLACES, 0, [], fresh=True)
-    made.go(both(at(0, ROOT)), frozenset(PLACES), covered=True)
+    made.go(both(at(0, ROOT)), PLACES, HOLDERS)
     made.trained = True
     return made
 
@@ -126,10 +128,10 @@ def test_training_goes_on_from_what_was_committed() -> None:
     made = chronicle()
     state = advance(made, at(0, ROOT))
     made.plan(2, PLACES, 1, [], fresh=False)
-    made.go(both(state), frozenset(PLACES), covered=True)
+    made.go(both(state), PLACES, HOLDERS)
     undone = made.update(both(at(0, ROOT)), {0: 0, 1: 0})
     with pytest.raises(Violation, match="not a continuation"):
-        made.go(both(at(1, undone)), frozenset(PLACES), covered=True)
+        made.go(both(at(1, undone)), PLACES, HOLDERS)
     with pytest.raises(Violation, match="not part of the history"):
         made.gate(1, undone)
 
@@ -137,7 +139,7 @@ def test_training_goes_on_from_what_was_committed() -> None:
 def test_a_loader_that_was_not_taken_back_is_noticed() -> None:
     made = chronicle()
     with pytest.raises(Violation, match="loaders at"):
-        made.go({0: at(0, ROOT, 0), 1: at(0, ROOT, 1)}, frozenset(PLACES), covered=True)
+        made.go({0: at(0, ROOT, 0), 1: at(0, ROOT, 1)}, PLACES, HOLDERS)
 
 
 def test_every_sample_is_used_once_in_the_surviving_history() -> None:

@@ -26,7 +26,9 @@ def messages() -> list[object]:
     return [
         m.Register(node="a#1", fault_domain="r1", endpoint=Endpoint(host="127.0.0.1", port=9), acked={3: 4}),
         m.NodeFenced(generation=2, held=(held,), workers=(worker,), groups=groups, checkpoint_step=None),
-        m.Plan(generation=2, resume_step=7, sources={1: source}, holders={1: "b#1"}, push=(1,), keep=("tp",)),
+        m.Plan(
+            generation=2, resume_step=7, sources={1: source}, holders={1: ("b#1",)}, push={1: ("b#1",)}, keep=("tp",)
+        ),
         m.KvSet(generation=2, key="k", value=b"\x00\xff"),
     ]
 

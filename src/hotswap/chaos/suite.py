@@ -130,6 +130,14 @@ def _owner_and_holder(*, checkpoints: bool) -> Callable[[Program], Ordeal | None
     return make
 
 
+def _two_nodes(program: Program) -> Ordeal | None:
+    """A node and a keeper of its replica, of which there is another one."""
+    if program.nodes < 3:
+        return None
+    nodes = tuple(Outside(kind="node", step=STEP, node=f"node{index}") for index in (0, 1))
+    return Ordeal(outside=nodes, spares=2, arguments=("--replicas", "2"))
+
+
 def _without_a_spare(program: Program) -> Ordeal:
     return Ordeal(
         inside=(_fault(program, "node", "backward"),),
@@ -144,6 +152,19 @@ def _drain(program: Program, spares: int, exit_code: int, *arguments: str) -> Or
     outside = (Outside(kind="drain", step=STEP // 2, node=f"node{program.nodes - 1}"),)
     flags = ("--drain-wait-s", "0.2", *arguments)
     return Ordeal(outside=outside, spares=spares, exit_code=exit_code, arguments=flags)
+
+
+def _flipped(scope: str) -> Callable[[Program], Ordeal | None]:
+    """Three that share state outvote one; two do not. With fully sharded state nobody has the same."""
+
+    def make(program: Program) -> Ordeal | None:
+        if program.framework == "fsdp2":
+            return None
+        code = 0 if program.train.layout.dp > 2 else EXIT_REQUEUE
+        fault = _fault(program, scope, "backward", program.train.layout.slots - 1)
+        return Ordeal(inside=(fault,), exit_code=code, arguments=("--integrity-every", "1"))
+
+    return make
 
 
 def _raised_everywhere(program: Program) -> Ordeal:
@@ -162,6 +183,9 @@ DRILLS: dict[str, Drill] = {
     "hang": Drill(what="a worker's main thread waits for ever", make=_at("hang", "backward")),
     "raise": Drill(what="the script fails on one slot, once", make=_at("raise", "optimizer")),
     "raise-everywhere": Drill(what="the script fails on all slots alike", make=_raised_everywhere),
+    "flip-bit": Drill(
+        what="a bit of a parameter flips in one slot, and states are compared", make=_flipped("flip-bit")
+    ),
     "segv-worker": Drill(what="a worker crashes (SIGSEGV)", make=_outside("segv-worker")),
     "abort-worker": Drill(what="a worker aborts (SIGABRT)", make=_outside("abort-worker")),
     "agent": Drill(what="an agent is killed", make=_outside("agent")),
@@ -176,6 +200,7 @@ DRILLS: dict[str, Drill] = {
     "owner-and-holder-checkpoint": Drill(
         what="the same, with durable checkpoints", make=_owner_and_holder(checkpoints=True)
     ),
+    "two-nodes": Drill(what="two nodes are killed at once, with two replicas", make=_two_nodes),
     "no-spare": Drill(what="a node is killed and there is no spare", make=_without_a_spare),
     "drain": Drill(what="a node is told to leave", make=lambda program: _drain(program, 1, 0)),
     "drain-no-spare": Drill(

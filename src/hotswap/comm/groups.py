@@ -215,6 +215,23 @@ class Groups:
         self._gate = None
         return int(tensor[0])
 
+    def exchange(self, numbers: Sequence[int]) -> list[list[int]]:
+        """As many 64-bit numbers of every slot, in the order of the slots."""
+        self.check()
+        link = self._links.get(CONTROL_KEY)
+        if link is None:
+            return [[*numbers]]
+        own = torch.tensor(numbers, dtype=torch.int64, device="cpu")
+        found = [torch.empty_like(own) for _ in range(self._world_size)]
+        try:
+            link.backends["cpu"].allgather([found], [own]).wait()
+        except RuntimeError as error:
+            self.check()
+            raise PeerUnreachable(
+                f"a slot did not come to the comparison of generation {self._generation}: {error}"
+            ) from error
+        return [row.tolist() for row in found]
+
     def abort(
         self,
         *,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
-from hotswap.core import drain, salvage, standstill
+from hotswap.core import drain, repair, salvage, slowness, standstill
 from hotswap.core import messages as m
 from hotswap.core.events import Effect, Event, FromNode, NodeGone, Record, StopAsked
 from hotswap.core.history import History
@@ -60,6 +60,7 @@ class Coordinator:
             Kind.RAISED: self._on_raised,
             Kind.DRAINING: lambda node, message, now: drain.ask(self.job, node, message, now),
             Kind.HALTED: lambda _, message, now: drain.on_halted(self.job, message, now),
+            Kind.COMPARED: lambda _, message, now: repair.heed(self.job, message, now),
         }
 
     @property
@@ -312,7 +313,7 @@ class Coordinator:
             return False
         if job.role(node) is Role.ACTIVE:
             return not job.finished.issuperset(job.current.slots_of(node))
-        keeps_replicas = job.plan is not None and node in job.plan.holders.values()
+        keeps_replicas = any(node in holders for holders in job.plan.holders.values()) if job.plan else False
         return keeps_replicas and self.phase not in (Phase.FENCING, Phase.WAITING)
 
     # --- workers ---------------------------------------------------------------------------------------------------
@@ -397,6 +398,7 @@ class Coordinator:
             for slot, progress in message.progress.items():
                 self.job.watch.saw(slot, progress, now)
             self._acknowledge(node, message.acked, now)
+            slowness.heed(self.job, message.progress, now)
 
     def _acknowledge(self, node: NodeId, acked: dict[int, int], now: float) -> None:
         job = self.job

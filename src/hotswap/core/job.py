@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
+from itertools import chain
 
 from hotswap.core import ladder, placement, resume, salvage
 from hotswap.core import messages as m
@@ -14,13 +15,15 @@ from hotswap.core.detector import SilenceDetector
 from hotswap.core.events import Disconnect, Effect, Exit, Fields, Record, Scalar, Send
 from hotswap.core.hang import HangWatch
 from hotswap.core.history import History
+from hotswap.core.integrity import Offenders
 from hotswap.core.limits import LINK_FLOOR, Limits
 from hotswap.core.past import Past
 from hotswap.core.recovery import PHASE_NAMES, Halt, Recovery
 from hotswap.core.roster import Roster
 from hotswap.core.shards import Shards
+from hotswap.core.tempo import SlowWatch
 from hotswap.core.transitions import RUNNING, TRAINS, Phase
-from hotswap.core.types import HeldKind, Membership, NodeId, Role, Slot, Source, SourceKind, Step
+from hotswap.core.types import HeldKind, Membership, NodeId, Role, Slot, Source, SourceKind, Step, Suspicion
 from hotswap.errors import EXIT_OK, EXIT_REQUEUE
 
 FAILURES_MAX = 2
@@ -44,6 +47,9 @@ class Job:
         self.roster = Roster(limits.width)
         self.detector = SilenceDetector(limits.detection_budget_s)
         self.watch = HangWatch(limits)
+        self.offenders = Offenders()
+        self.suspicion: Suspicion | None = None
+        self.slow = SlowWatch(limits)
         self.history = History()
         self.planned_generation = max((generation for generation, _ in past.plans), default=0)
         for generation, step in past.plans:
@@ -94,7 +100,7 @@ class Job:
 
     def forget(self) -> None:
         """What was believed of the present generation is worth nothing: another coordinator has gone on elsewhere."""
-        self.recovery = self.plan = self.committed = self.trouble = self.waiting = None
+        self.recovery = self.plan = self.committed = self.trouble = self.waiting = self.suspicion = None
         self.acked, self.finished = {}, set()
 
     def role(self, node: NodeId) -> Role:
@@ -108,7 +114,7 @@ class Job:
     def needs(self, node: NodeId) -> bool:
         """Whether *node* has a place or keeps replicas. Without a plan nobody knows who does; a lone member's are with a spare."""
         places = self.current.places
-        keeps = len(places) == 1 if self.plan is None else node in self.plan.holders.values()
+        keeps = len(places) == 1 if self.plan is None else node in chain.from_iterable(self.plan.holders.values())
         return node in places or keeps
 
     # --- effects ---------------------------------------------------------------------------------------------------
@@ -237,7 +243,7 @@ class Job:
 
     def awaited(self) -> list[NodeId]:
         """Members and keepers of replicas that have not answered the fence."""
-        keepers = self.roster if self.plan is None else self.plan.holders.values()
+        keepers = self.roster if self.plan is None else chain.from_iterable(self.plan.holders.values())
         needed = {*self.current.places, *keepers}
         return [node for node in self.unfenced() if node in needed]
 
@@ -251,7 +257,7 @@ class Job:
             return
         if self.attempt.probe and (self.unfenced() or self._part_with_cut_off(now)):
             return
-        ledger = self.attempt.ledger(self.current, self.peers)
+        ledger = self.attempt.ledger(self.current, self.peers, self.suspicion)
         self.started = self.started or ledger.trained()
         for (slot, step, node), count in self.failures.items():
             if count >= FAILURES_MAX:
@@ -274,7 +280,7 @@ class Job:
         choice = choice or self._without_memory(self.attempt)
         if choice is None:
             # Better to ask again who has failed twice than nobody. How often is bounded as for all recoveries.
-            ledger = self.attempt.ledger(self.current, self.peers)
+            ledger = self.attempt.ledger(self.current, self.peers, self.suspicion)
             choice = resume.choose(self.current.slots, ledger)
         if choice is None:
             self.stop(EXIT_REQUEUE, NO_STATE_LEFT)
@@ -320,16 +326,23 @@ class Job:
         return None if self.started else _everywhere(self.current.slots, 0, SourceKind.FRESH)
 
     def _announce(self, recovery: Recovery, ledger: resume.Ledger, choice: resume.Resume) -> None:
+        suspicion, self.suspicion = ledger.suspicion, None
+        if suspicion is not None:
+            self.record("steps_distrusted", {"verified": suspicion.verified, "odd": [*suspicion.odd]})
         recovery.resume_step = choice.step
         recovery.redone = resume.redone_steps(ledger.live, choice.step)
         recovery.moved_nbytes = 2 * ledger.largest_nbytes()
-        holders = placement.holders(self.current, self.roster.domains, self.spares())
+        holders = placement.holders(self.current, self.roster.domains, self.spares(), self.limits.replicas)
+        lacking = {
+            slot: tuple(node for node in nodes if not _is_held(slot, node, choice, ledger))
+            for slot, nodes in holders.items()
+        }
         plan = self.plan = m.Plan(
             generation=self.current.generation,
             resume_step=choice.step,
             sources=choice.sources,
             holders=holders,
-            push=tuple(slot for slot, holder in holders.items() if not _is_held(slot, holder, choice, ledger)),
+            push={slot: nodes for slot, nodes in lacking.items() if nodes},
             keep=tuple(sorted(recovery.keep(self.current))),
         )
         self._go_back_to(choice.step)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 LINK_FLOOR = 100e6
 """Bytes per second between two nodes for one slot, at least: deadlines of transfers grow with their size at this rate."""
+SLOW_RATIO = 1.5
+"""So many times as long as others is slow. Clocks of equal GPUs differ by a few per cent, a loaded host's by a tenth or two."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,7 +16,8 @@ class Limits:
 
     ``phase_s``: longest time a phase may take once every worker is built, beside what moving state takes; ``build_s``: longest time for building one;
     ``spare_first``: where a worker is lost and a spare stands built for its node's place, the spare takes the place and the node
-    becomes the spare, instead of starting a new worker on it. ``last_call_s``: how long a complete job waits for further
+    becomes the spare, instead of starting a new worker on it. ``replicas``: nodes that keep a copy of each snapshot, its owner not counted. ``slow_ratio``: so many times as long as its peers makes a worker slow; ``evict_slow``: and so many costs its node the
+    place, 0 for never. ``last_call_s``: how long a complete job waits for further
     spares; ``recoveries_max``: planned recoveries without a newly committed step in between, after which going on is pointless; ``hangs_max``: hangs in the same place at
     the same step that are answered, the second one on another node; ``respawns_max``: the same for the deaths of one slot's
     workers. ``halt_s``: how long
@@ -42,8 +45,12 @@ class Limits:
     recoveries_max: int = 10
     hangs_max: int = 2
     spare_first: bool = False
+    replicas: int = 1
+    slow_ratio: float = SLOW_RATIO
+    evict_slow: float = 0.0
 
     def __post_init__(self) -> None:
         """Assert what every deadline below relies on; left on in production."""
         assert 1 <= self.nodes_active <= self.nodes_max, f"{self.nodes_active} active of {self.nodes_max} nodes"
         assert self.width >= 1, f"{self.width} slots a node"
+        assert self.replicas >= 1, f"{self.replicas} replicas"

@@ -7,7 +7,7 @@ from typing import Union
 
 from hotswap.core.keep import GroupState
 from hotswap.core.progress import Progress
-from hotswap.core.types import Endpoint, Generation, Held, NodeId, Slot, Source, Step, WorkerState
+from hotswap.core.types import Endpoint, Generation, Held, NodeId, Slot, Source, Step, Suspicion, WorkerState
 
 # --- agent to coordinator -------------------------------------------------------------------------------------------
 
@@ -16,7 +16,8 @@ from hotswap.core.types import Endpoint, Generation, Held, NodeId, Slot, Source,
 class WorkerBuilt:
     """The worker of *slot* has built its model (and rehearsed, if it is a spare's) and waits for a plan.
 
-    ``shape`` is equal for two slots that run the same program; ``peers`` are the slots that hold the same shared state.
+    ``shape`` is equal for two slots that run the same program; ``peers`` are the slots that hold the same shared state; ``role``
+    is equal for two that do the same with other data.
     """
 
     slot: Slot
@@ -24,6 +25,7 @@ class WorkerBuilt:
     shape: str
     peers: tuple[Slot, ...] = ()
     rehearsed: bool = False
+    role: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +57,7 @@ class Register:
 
 @dataclass(frozen=True, kw_only=True)
 class Heartbeat:
-    """Still there. ``acked``: for each slot, the newest step whose snapshot is complete here and at its holder.
+    """Still there. ``acked``: for each slot, the newest step whose snapshot is complete here and at its holders.
 
     ``progress``: how far each worker of *generation* is. ``protected`` as in Register.
     """
@@ -89,7 +91,8 @@ class WorkerTrouble:
 class NodeFenced:
     """This node has left the old generation: its live workers are parked and nothing more of it can become valid.
 
-    ``unreachable``: nodes to which no connection could be made, if the fence asked to try.
+    ``unreachable``: nodes to which no connection could be made, if the fence asked to try. ``suspicion``: a comparison of
+    states has failed since the last plan.
     """
 
     generation: Generation
@@ -98,6 +101,7 @@ class NodeFenced:
     groups: dict[Slot, dict[str, GroupState]] = field(default_factory=dict)
     checkpoint_step: Step | None = None
     unreachable: tuple[NodeId, ...] = ()
+    suspicion: Suspicion | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,6 +190,23 @@ class SnapshotsPaced:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StateCompared:
+    """Slots that hold the same state have compared it at *step*; one slot speaks for all as long as they agree.
+
+    ``odd``: slots that differ from most of their peers. ``undecided``: slots that differ, and nobody can say who is right.
+    ``verified``: the newest step at which nobody differed, -1 if there was none; *step*, if all agree.
+    """
+
+    slot: Slot
+    generation: Generation
+    step: Step
+    verified: Step
+    odd: tuple[Slot, ...] = ()
+    undecided: tuple[Slot, ...] = ()
+    detail: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class KvSet:
     """Publish a value in the rendezvous of a generation."""
 
@@ -219,6 +240,7 @@ FromAgent = Union[
     WorkerRaised,
     NodeDraining,
     WorkerHalted,
+    StateCompared,
 ]
 
 
@@ -281,16 +303,16 @@ class Fence:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How the generation gets its state: resume step, source of each slot, holder of each slot, groups that are kept.
+    """How the generation gets its state: resume step, source of each slot, holders of each slot, groups that are kept.
 
-    ``push``: slots whose holder does not have the resume step yet.
+    ``push``: for each slot, those of its holders that do not have the resume step yet.
     """
 
     generation: Generation
     resume_step: Step
     sources: dict[Slot, Source]
-    holders: dict[Slot, NodeId]
-    push: tuple[Slot, ...]
+    holders: dict[Slot, tuple[NodeId, ...]]
+    push: dict[Slot, tuple[NodeId, ...]]
     keep: tuple[str, ...] = ()
 
 

@@ -25,7 +25,8 @@ class Progress:
 
     ``phase``: what its session is at. ``issued``: operations started in all groups together, ``gate`` those of the commit
     gate. The rest says more about one that stands still, and is left out of others: ``waits`` if its main thread is inside
-    of communication, ``at`` where that thread is, ``groups`` by their keys. ``mute_s``: time since it has said this.
+    of communication, ``at`` where that thread is, ``groups`` by their keys. ``mute_s``: time since it has said this. ``parts_s``: how
+    long those parts of a step take in which it waits for nobody (medians; see session.tempo).
     """
 
     step: Step
@@ -36,6 +37,7 @@ class Progress:
     at: str = ""
     groups: dict[str, GroupProgress] = field(default_factory=dict)
     mute_s: float = 0.0
+    parts_s: dict[str, float] = field(default_factory=dict)
 
     @property
     def mark(self) -> tuple[Step, str, int, int]:

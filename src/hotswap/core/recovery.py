@@ -9,7 +9,7 @@ from hotswap.core import messages as m
 from hotswap.core import resume
 from hotswap.core.keep import groups_to_keep
 from hotswap.core.transitions import Phase
-from hotswap.core.types import Membership, NodeId, Slot, Step
+from hotswap.core.types import Membership, NodeId, Slot, Step, Suspicion
 
 PHASE_NAMES = {
     Phase.FENCING: "fence",
@@ -70,14 +70,26 @@ class Recovery:
         """Whom each node could not reach."""
         return {node: report.unreachable for node, report in self.fenced.items()}
 
-    def ledger(self, membership: Membership, peers: Mapping[Slot, tuple[Slot, ...]]) -> resume.Ledger:
-        """Who holds what. What a node's workers are said to have of a slot that it doesn't have now is not about this job."""
+    def ledger(
+        self, membership: Membership, peers: Mapping[Slot, tuple[Slot, ...]], suspicion: Suspicion | None = None
+    ) -> resume.Ledger:
+        """Who holds what; *suspicion*: what is suspect beside what the nodes say. What a node's workers are said to have of a slot that it doesn't have now is not about this job."""
         ledger = resume.Ledger(peers=resume.both_ways(peers))
         for node, report in self.fenced.items():
             hosted = membership.slots_of(node)
             ledger.add(node, report.held, hosted)
             ledger.live.update({w.slot: w for w in report.workers if w.slot in hosted and w.slot not in self.lost})
+        ledger.suspicion = self.suspicion(suspicion)
         return ledger
+
+    def suspicion(self, known: Suspicion | None) -> Suspicion | None:
+        """What all that have heard of a failed comparison say together. Whoever did may not be here any more, or not yet."""
+        said = [known, *(report.suspicion for report in self.fenced.values())]
+        heard = [suspicion for suspicion in said if suspicion is not None]
+        if not heard:
+            return None
+        odd = {slot for suspicion in heard for slot in suspicion.odd}
+        return Suspicion(verified=min(suspicion.verified for suspicion in heard), odd=tuple(sorted(odd)))
 
     def keep(self, membership: Membership) -> frozenset[str]:
         """Groups that nobody disturbed."""

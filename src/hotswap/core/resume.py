@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hotswap.core.types import Held, HeldKind, NodeId, Slot, Source, SourceKind, Step, WorkerState
+from hotswap.core.types import Held, HeldKind, NodeId, Slot, Source, SourceKind, Step, Suspicion, WorkerState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,13 +20,15 @@ class Resume:
 class Ledger:
     """Who holds what, as the agents reported it after the fence.
 
-    ``live``: parked survivors. ``peers``: for each slot, the other slots that hold the same shared state.
+    ``live``: parked survivors. ``peers``: for each slot, the other slots that hold the same shared state. ``suspicion``: what
+    a comparison of states has found wrong.
     """
 
     live: dict[Slot, WorkerState] = field(default_factory=dict)
     own: dict[Slot, dict[Step, tuple[NodeId, Held]]] = field(default_factory=dict)
     replicas: dict[Slot, dict[Step, dict[NodeId, Held]]] = field(default_factory=dict)
     peers: dict[Slot, tuple[Slot, ...]] = field(default_factory=dict)
+    suspicion: Suspicion | None = None
 
     def add(self, node: NodeId, held: Sequence[Held], hosted: Sequence[Slot]) -> None:
         """Enter one node's inventory; *hosted* are the slots that it has in this generation.
@@ -50,10 +52,17 @@ class Ledger:
         found = {worker.step for worker in self.live.values() if not worker.torn}
         found.update(step for versions in self.own.values() for step in versions)
         found.update(step for versions in self.replicas.values() for step in versions)
-        return sorted(found, reverse=True)
+        newest = max(found, default=0) if self.suspicion is None else self.suspicion.verified
+        return sorted((step for step in found if step <= newest), reverse=True)
 
     def source(self, slot: Slot, step: Step) -> Source | None:
         """How *slot* gets to *step*, or None if it cannot."""
+        if self.suspicion is not None and slot in self.suspicion.odd:
+            has_own = step in self.own.get(slot, {})
+            return self._from_others(slot, step) or (Source(kind=SourceKind.OWN) if has_own else None)
+        return self._from_anywhere(slot, step)
+
+    def _from_anywhere(self, slot: Slot, step: Step) -> Source | None:
         has_own = step in self.own.get(slot, {})
         worker = self.live.get(slot)
         at_step = worker is not None and worker.step == step and not worker.torn
@@ -71,7 +80,7 @@ class Ledger:
         node, item = min(replicas.items())
         if item.shared_nbytes == 0:
             return Source(kind=SourceKind.REPLICA, unique_from=node, unique_nbytes=item.unique_nbytes)
-        for peer in (slot, *self.peers.get(slot, ())):
+        for peer in self._trusted((slot, *self.peers.get(slot, ()))):
             for peers_node, copy in self._whole(peer, step):
                 if copy.shared_nbytes == item.shared_nbytes:
                     return Source(
@@ -83,6 +92,10 @@ class Ledger:
                         shared_nbytes=item.shared_nbytes,
                     )
         return None
+
+    def _trusted(self, slots: Sequence[Slot]) -> list[Slot]:
+        """Those that do not differ from their peers."""
+        return [slot for slot in slots if self.suspicion is None or slot not in self.suspicion.odd]
 
     def _whole(self, slot: Slot, step: Step) -> list[tuple[NodeId, Held]]:
         """Own snapshots, which hold the shared state as well, wherever they are."""

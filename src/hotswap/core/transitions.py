@@ -46,6 +46,7 @@ class Kind(str, Enum):
     RAISED = "script raised"
     DRAINING = "node has to leave"
     HALTED = "worker halted"
+    COMPARED = "states compared"
     TICK = "time passed"
     STOP_ASKED = "stop asked"
 
@@ -59,6 +60,7 @@ OF_A_MEMBER = frozenset(
     {
         *(Kind.CONNECTED, Kind.READY, Kind.RESTORE_FAILED, Kind.FINISHED, Kind.TROUBLE, Kind.PACED, Kind.RAISED),
         Kind.HALTED,
+        Kind.COMPARED,
     }
 )
 
@@ -84,6 +86,11 @@ def _table() -> dict[tuple[Phase, Kind], frozenset[Phase]]:
     allow(everywhere, (K.HEARTBEAT, K.GONE, K.DRAINING))
     allow(everywhere, (K.TICK, K.STOP_ASKED), P.STOPPED)
     allow((P.RECOLLECTING, *RUNNING), (K.BUILT, K.LOST, K.TROUBLE, K.SHARD_DURABLE, K.CHECKPOINT_COMMITTED, K.PACED))
+    # A slot that differs is replaced as if it were lost; its node, if it is not the first time.
+    allow((P.RECOLLECTING, *RUNNING), (K.COMPARED,))
+    allow(TRAINS, (K.COMPARED,), *_AFTER_LOSS)
+    # So is the node of a slow worker, if that was asked for.
+    allow(TRAINS, (K.HEARTBEAT,), *_AFTER_LOSS)
     # Forming a job, or learning from the agents what an earlier coordinator knew.
     allow((P.RECOLLECTING, *RUNNING), (K.RAISED,), P.STOPPED)
     allow((P.FORMING,), (K.REGISTERED, K.TICK), P.FENCING)
@@ -131,6 +138,7 @@ KINDS: Mapping[type, Kind] = {
     m.WorkerRaised: Kind.RAISED,
     m.NodeDraining: Kind.DRAINING,
     m.WorkerHalted: Kind.HALTED,
+    m.StateCompared: Kind.COMPARED,
     NodeGone: Kind.GONE,
     Tick: Kind.TICK,
     StopAsked: Kind.STOP_ASKED,

@@ -115,6 +115,17 @@ class WorkerState:
     torn: bool
 
 
+@dataclass(frozen=True, kw_only=True)
+class Suspicion:
+    """States after ``verified`` may be wrong: *odd* slots held another state than their peers.
+
+    What an odd slot's own node holds of it is used only where nobody else has that state.
+    """
+
+    verified: Step
+    odd: tuple[Slot, ...] = ()
+
+
 class SourceKind(str, Enum):
     """Where a slot's state for the resume step comes from."""
 

@@ -80,6 +80,9 @@ class StateAdapter(Protocol):
     def peers(self) -> tuple[int, ...]:
         """Other slots (global ranks) that hold the tensors marked as shared."""
 
+    def compared(self) -> Sequence[tuple[tuple[int, ...], Sequence[TensorEntry]]]:
+        """Tensors that hold the same bytes on other slots, with those slots, once forward and backward of a step are done."""
+
     def begin_rehearsal(self) -> None:
         """Get ready for a step on detached groups, whose collectives do nothing; `reset` ends it."""
 
@@ -94,6 +97,9 @@ class StateAdapter(Protocol):
 
     def optimizers(self) -> Sequence[torch.optim.Optimizer]:
         """Inner optimizers, whose step hooks tell when state is being changed."""
+
+    def role(self) -> str:
+        """Hash of what this slot does: equal for slots that do the same with other data, whatever they hold of it."""
 
     def shape(self) -> str:
         """Hash of names, shapes and dtypes: slots with equal hashes run the same program."""
@@ -124,6 +130,10 @@ class AdapterBase:
         """Nobody."""
         return ()
 
+    def compared(self) -> Sequence[tuple[tuple[int, ...], Sequence[TensorEntry]]]:
+        """None."""
+        return ()
+
     def begin_rehearsal(self) -> None:
         """Nothing to get ready."""
 
@@ -139,6 +149,10 @@ class AdapterBase:
     def optimizers(self) -> Sequence[torch.optim.Optimizer]:
         """None."""
         return ()
+
+    def role(self) -> str:
+        """The name."""
+        return self.name
 
     def shape(self) -> str:
         """The name: the content may differ from slot to slot."""

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from hotswap.errors import UsageError
+from hotswap.integrations.base import TensorEntry, local
 from hotswap.integrations.modules import ModuleAdapter
 from hotswap.integrations.pins import require_fields
 
@@ -61,14 +62,35 @@ class MegatronAdapter(ModuleAdapter):
             group = chunk.inter_dist_opt_group
         else:
             model = self._main_of.get(id(parameter), parameter)
-            group = chunk.dp_cp_group if getattr(model, "allreduce", True) else chunk.expt_dp_group
+            group = _data_parallel_group(chunk, model)
         return tuple(rank for rank in dist.get_process_group_ranks(group) if rank != dist.get_rank())
+
+    def compared(self) -> list[tuple[tuple[int, ...], list[TensorEntry]]]:
+        """Also the model parameters, which the whole data-parallel group has gathered, or made from equal main parameters."""
+        derived = self._derived()
+        found: dict[tuple[int, ...], list[TensorEntry]] = {}
+        for peers, entries in super().compared():
+            found.setdefault(peers, []).extend(entries)
+        for index, chunk in enumerate(self._wrapped):
+            for name, parameter in chunk.named_parameters():
+                if id(parameter) in derived:
+                    ranks = dist.get_process_group_ranks(_data_parallel_group(chunk, parameter))
+                    peers = tuple(rank for rank in ranks if rank != dist.get_rank())
+                    entry = TensorEntry(name=f"model.{index}.{name}", tensor=local(parameter), shared=True)
+                    found.setdefault(peers, []).append(entry)
+        return [(peers, entries) for peers, entries in found.items() if peers]
 
     def _place(self) -> object:
         chunk: Any = self.chunks[0]
         groups = (chunk.tp_group, chunk.pp_group, chunk.ep_group, chunk.dp_cp_group, chunk.expt_dp_group)
         ranks = [(g.rank(), g.size()) for group in groups for g in (group if isinstance(group, list) else [group])]
         return ranks, [type(o).__name__ for o in self._members]
+
+    def _part(self) -> object:
+        chunk: Any = self.chunks[0]
+        return [
+            group.rank() for group in (chunk.tp_group, chunk.pp_group, chunk.ep_group) if not isinstance(group, list)
+        ]
 
     # --- objects --------------------------------------------------------------------------------------------------
 
@@ -135,7 +157,7 @@ class MegatronAdapter(ModuleAdapter):
                         self._copy_embedding(module)
 
     def _broadcast(self, chunk: Any, model: torch.Tensor, target: torch.Tensor) -> None:
-        group = chunk.dp_cp_group if getattr(model, "allreduce", True) else chunk.expt_dp_group
+        group = _data_parallel_group(chunk, model)
         dist.broadcast(target.data, src=dist.get_global_rank(group, 0), group=group)
 
     def _copy_embedding(self, module: Any) -> None:
@@ -176,6 +198,11 @@ def is_megatron(chunk: nn.Module) -> bool:
     """Whether ``chunk`` is wrapped by Megatron-Core's DistributedDataParallel."""
     module = sys.modules.get("megatron.core.distributed.distributed_data_parallel")
     return module is not None and isinstance(chunk, module.DistributedDataParallel)
+
+
+def _data_parallel_group(chunk: Any, parameter: torch.Tensor) -> Any:
+    """Experts have groups of their own."""
+    return chunk.dp_cp_group if getattr(parameter, "allreduce", True) else chunk.expt_dp_group
 
 
 def _bucket_groups(chunk: Any) -> list[Any]:

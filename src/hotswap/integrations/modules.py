@@ -152,6 +152,11 @@ class ModuleAdapter(AdapterBase):
             self._peers = _best_peers([(self._holders(p), local(p).nbytes) for _, p in self._all_parameters()])
         return self._peers
 
+    def compared(self) -> list[tuple[tuple[int, ...], list[TensorEntry]]]:
+        """What peers restore from each other."""
+        shared = [entry for entry in self.tensors() if entry.shared]
+        return [(self.peers(), shared)] if shared else []
+
     def _all_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         derived = self._derived()
         for chunk in self.chunks:
@@ -172,6 +177,15 @@ class ModuleAdapter(AdapterBase):
         rows = [(e.name, str(e.tensor.dtype), tuple(e.tensor.shape)) for e in self.tensors() if ".state." not in e.name]
         kinds = [f"{type(o).__module__}.{type(o).__qualname__}" for o in self.optimizers()]
         return hashlib.sha256(repr((type(self).__name__, rows, kinds, self._place())).encode()).hexdigest()
+
+    def role(self) -> str:
+        """Hash over the parameters as they are in the whole, and the place in the mesh but for the data-parallel axes."""
+        rows = [(name, str(p.dtype), tuple(p.shape)) for chunk in self.chunks for name, p in self._parameters(chunk)]
+        return hashlib.sha256(repr((type(self).__name__, rows, self._part())).encode()).hexdigest()
+
+    def _part(self) -> object:
+        """The part of the model that this slot computes, where parameters do not tell."""
+        return None
 
     def _place(self) -> object:
         """Whatever makes two slots with equal tensors run different programs."""

@@ -13,8 +13,9 @@ from typing import TypeVar
 from torch.distributed.elastic.multiprocessing import Std
 from torch.distributed.run import determine_local_world_size, get_args_parser, parse_min_max_nnodes
 
+from hotswap.core.limits import SLOW_RATIO
 from hotswap.errors import UsageError
-from hotswap.launch import deadlines
+from hotswap.launch import deadlines, domains
 from hotswap.launch.console import Console
 from hotswap.launch.options import DEFAULT_RESPAWNS, Options
 from hotswap.launch.place import checked_name
@@ -110,7 +111,34 @@ def parser() -> argparse.ArgumentParser:
         metavar="SHARE",
         help="share of the time that may go into waiting for replicas before snapshots are made further apart; 0: any",
     )
-    group.add_argument("--fault-domain", default="", help="label of what this node fails together with (rack, switch)")
+    group.add_argument(
+        "--integrity-every",
+        type=int,
+        default=0,
+        metavar="STEPS",
+        help="steps between comparisons of the state that slots share, which find silent corruption; 0: none",
+    )
+    group.add_argument(
+        "--replicas",
+        type=int,
+        default=1,
+        metavar="K",
+        help="nodes that keep a copy of each snapshot, beside its owner: so many nodes may be lost at the same time",
+    )
+    group.add_argument(
+        "--evict-slow",
+        type=float,
+        default=0.0,
+        metavar="RATIO",
+        help="give up the node of a worker whose own part of a step takes so many times as long as that of its peers, if there is "
+        "a spare; 0: slow workers are only told",
+    )
+    group.add_argument(
+        "--fault-domain",
+        default="",
+        help="what this node fails together with, one label or several (rack=r7,switch=s2,pdu=p1); by default from "
+        "HOTSWAP_FAULT_DOMAIN, Slurm's topology or a file of Kubernetes node labels (HOTSWAP_NODE_LABELS)",
+    )
     group.add_argument(
         "--node-history",
         default="",
@@ -174,7 +202,10 @@ def parse(argv: list[str]) -> Options:
         checkpoint_interval_steps=_interval(args),
         snapshot_interval_steps=_at_least("--snapshot-interval", args.snapshot_interval, 1),
         overhead_limit=_at_least("--overhead-limit", args.overhead_limit, 0.0),
-        fault_domain=args.fault_domain,
+        integrity_every_steps=_at_least("--integrity-every", args.integrity_every, 0),
+        replicas=_at_least("--replicas", args.replicas, 1),
+        evict_slow=_evict_slow(args.evict_slow),
+        fault_domain=args.fault_domain or domains.discover(os.environ),
         node_history=str(Path(args.node_history).resolve()) if args.node_history else "",
         probe=args.probe,
         transfer_streams=args.transfer_streams,
@@ -204,6 +235,14 @@ def _notices(made: argparse.ArgumentParser, args: argparse.Namespace, width: int
     if width > 1 and "OMP_NUM_THREADS" not in os.environ:
         found.append("OMP_NUM_THREADS is not set: each worker computes on one CPU thread")
     return tuple(found)
+
+
+def _evict_slow(ratio: float) -> float:
+    if not (ratio == 0 or ratio >= SLOW_RATIO):
+        raise UsageError(
+            f"--evict-slow {ratio:g}: at least {SLOW_RATIO:g} times as long counts as slow; 0 never evicts"
+        )
+    return ratio
 
 
 def _nodes(text: str) -> tuple[int, int]:

@@ -162,6 +162,8 @@ class Job:
             respawns_max=options.respawns_max,
             spare_wait_s=options.spare_wait_s,
             spare_first=options.spare_first,
+            replicas=options.replicas,
+            evict_slow=options.evict_slow,
             join_s=options.join_s,
             events_path=str(self.events),
             checkpoint_dir=options.checkpoint_dir or None,
@@ -203,6 +205,7 @@ class Job:
             checkpoint_interval_steps=options.checkpoint_interval_steps,
             snapshot_interval_steps=options.snapshot_interval_steps,
             overhead_limit=options.overhead_limit,
+            integrity_every_steps=options.integrity_every_steps,
         )
         agent = start(name, AGENT, log=self.directory / name / "agent.log", without=SECRETS)
         self._agents.append(agent)

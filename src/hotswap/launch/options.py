@@ -44,12 +44,15 @@ class Options:
     spare_first: bool = False
     drain_on: tuple[signal.Signals, ...] = (DRAIN_SIGNAL,)
     drain_s: float = 60.0
+    replicas: int = 1
+    evict_slow: float = 0.0
     preload: tuple[str, ...] | None = ("torch",)
     spare_positions: int = 1
     checkpoint_dir: str = ""
     checkpoint_interval_steps: int = 0
     snapshot_interval_steps: int = 1
     overhead_limit: float = 0.0
+    integrity_every_steps: int = 0
     fault_domain: str = ""
     node_history: str = ""
     probe: bool = False

@@ -18,6 +18,7 @@ from hotswap.config import AgentConfig
 from hotswap.core import messages as m
 from hotswap.core.types import Generation, NodeId, Slot, Step, node_id
 from hotswap.errors import EXIT_REQUEUE, EXIT_USAGE, AuthError, HotswapError
+from hotswap.node.compared import heed
 from hotswap.node.departure import Departure
 from hotswap.node.forward import forwarded
 from hotswap.node.hung import HungWorkers
@@ -312,6 +313,7 @@ class Agent:
                 groups=groups,
                 checkpoint_step=self.memory.checkpoint_step,
                 unreachable=self._unreachable,
+                suspicion=self.memory.suspicion,
             )
         )
         for slot in sorted(self._finished):
@@ -397,6 +399,9 @@ class Agent:
                 self.memory.make_durable(slot, message.step, message.generation, self.pool.call)
         elif isinstance(message, w.Parked):
             self._on_parked(worker, message)
+        elif isinstance(message, w.Comparing | w.Compared):
+            if message.generation == self.generation or self.plan is None:  # Said before a fence, heard after it.
+                heed(worker, message, self.memory, self.pool, self.control.send)
         elif isinstance(message, w.Restored):
             self._on_restored(worker, message)
         elif isinstance(message, w.Progressed):

@@ -298,6 +298,8 @@ def limits_of(config: CoordinatorConfig) -> Limits:
         spare_first=config.spare_first,
         halt_s=config.timing.halt_s,
         checkpoints=config.checkpoint_dir is not None,
+        replicas=config.replicas,
+        evict_slow=config.evict_slow,
     )
 
 

@@ -19,6 +19,23 @@ def forwarded(slot: Slot, message: Any) -> Any | None:
         return m.WorkerRaised(slot=slot, generation=message.generation, error=message.error)
     if isinstance(message, w.Halted):
         return m.WorkerHalted(slot=slot, generation=message.generation, step=message.step)
+    if isinstance(message, w.Compared):
+        return _compared(slot, message)
     if isinstance(message, w.Paced):
         return m.SnapshotsPaced(slot=slot, generation=message.generation, step=message.step, interval=message.interval)
     return None
+
+
+def _compared(slot: Slot, message: w.Compared) -> m.StateCompared | None:
+    """As long as all agree, one slot's word is enough."""
+    if slot and not (message.odd or message.undecided):
+        return None
+    return m.StateCompared(
+        slot=slot,
+        generation=message.generation,
+        step=message.step,
+        verified=message.verified,
+        odd=message.odd,
+        undecided=message.undecided,
+        detail=message.detail,
+    )

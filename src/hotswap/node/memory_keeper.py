@@ -11,7 +11,18 @@ from typing import Any
 
 from hotswap.config import AgentConfig
 from hotswap.core.messages import Plan
-from hotswap.core.types import Endpoint, Generation, Held, HeldKind, NodeId, Slot, Source, SourceKind, Step
+from hotswap.core.types import (
+    Endpoint,
+    Generation,
+    Held,
+    HeldKind,
+    NodeId,
+    Slot,
+    Source,
+    SourceKind,
+    Step,
+    Suspicion,
+)
 from hotswap.errors import Fenced, HotswapError, PeerFault, PeerUnreachable
 from hotswap.replication import durable_index
 from hotswap.replication.buffers import Located
@@ -53,12 +64,14 @@ class MemoryKeeper:
         self._on_committed = on_committed
         self.vault = Vault(where=f"in the memory of {node}")
         self.acked: dict[Slot, Step] = {}
+        self.suspicion: Suspicion | None = None
+        """What a comparison of states has found wrong since the last plan."""
         self.checkpoint_step: Step | None = None
         """The newest durable checkpoint that ``find_checkpoint`` has found."""
         self._looking: asyncio.Task[Step | None] | None = None
         self.endpoints: dict[NodeId, Endpoint] = {}
         self._generation: Generation = 0
-        self._holders: dict[Slot, NodeId] = {}
+        self._holders: dict[Slot, tuple[NodeId, ...]] = {}
         self._server: TransferServer | None = None
         self._client = TransferClient(
             token=config.token, streams=config.transfer_streams, connect_s=config.timing.connect_s
@@ -103,7 +116,9 @@ class MemoryKeeper:
         The latter was made a spare meanwhile; *granted* is what it has mapped.
         """
         if source.kind is SourceKind.REPLICA:
-            await self.reserve(slot, int(GROWTH * (source.shared_nbytes + source.unique_nbytes)), self._buffers_wanted)
+            await self.reserve(
+                slot, int(GROWTH * (source.shared_nbytes + source.unique_nbytes)), self._config.snapshot_buffers
+            )
         elif granted and not self.vault.granted(slot):
             await self.reserve(slot, granted[0].nbytes, len(granted))
 
@@ -120,7 +135,7 @@ class MemoryKeeper:
         self.vault.snapshot_begin(slot, buffer)
 
     def snapshot_done(self, slot: Slot, done: w.SnapshotDone) -> None:
-        """A snapshot is complete: make it count, and send it to the holder."""
+        """A snapshot is complete: make it count, and send it to the holders."""
         try:
             section = self.vault.snapshot_complete(
                 slot,
@@ -136,7 +151,7 @@ class MemoryKeeper:
         self._replicate(section)
 
     def ensure_replicated(self, slot: Slot, step: Step, plan: Plan) -> None:
-        """After a restore: the holder must have *step* again before anyone goes on."""
+        """After a restore: the holders must have *step* again before anyone goes on."""
         if self.acked.get(slot) == step or (slot, step, plan.generation) in self._pushing:
             return
         if slot not in plan.push:
@@ -151,30 +166,38 @@ class MemoryKeeper:
                 shared_nbytes=located.shared_nbytes,
                 unique_nbytes=located.unique_nbytes,
             )
-            self._replicate(section)
+            self._replicate(section, plan.push[slot])
 
-    def _replicate(self, section: SectionId) -> None:
+    def _replicate(self, section: SectionId, to: Collection[NodeId] | None = None) -> None:
+        """Send it to *to*, or to all holders of its slot."""
         push = (section.owner, section.step, section.generation)
         self._pushing.add(push)
         # The holder of now: when the task begins, this generation may be over and its holders forgotten.
-        task = self._start(self._push_until_acked(section, self._holders.get(section.owner)))
+        holders = self._holders.get(section.owner, ()) if to is None else to
+        task = self._start(self._push_to_all(section, holders))
         task.add_done_callback(lambda _: self._pushing.discard(push))
 
-    async def _push_until_acked(self, section: SectionId, holder: NodeId | None) -> None:
-        """Push until it is acknowledged or the generation ends; a long failure is reported, for it stops the gate."""
+    async def _push_to_all(self, section: SectionId, holders: Collection[NodeId]) -> None:
+        """Acknowledge it once it is complete at all holders: what counts as committed survives the loss of all but one."""
+        done = await asyncio.gather(*(self._push_until_acked(section, holder) for holder in holders))
+        if all(done) and section.generation == self._generation:
+            self._ack(section.owner, section.generation, section.step)
+
+    async def _push_until_acked(self, section: SectionId, holder: NodeId) -> bool:
+        """Push until it is complete there or the generation ends; a long failure is reported, for it stops the gate."""
         slot, generation = section.owner, section.generation
         loop = asyncio.get_running_loop()
         began = loop.time()
-        while holder is not None and generation == self._generation:
+        while generation == self._generation:
             endpoint = self.endpoints.get(holder)
             try:
                 if endpoint is None:
                     raise PeerFault(f"the address of holder {holder} is unknown")
                 await loop.run_in_executor(self._threads, self._push, endpoint, section)
-                break
+                return True
             except (Fenced, NotHeld) as error:
                 log.info("replica of slot %d at step %d: %s", slot, section.step, error)
-                return
+                return False
             except HotswapError as error:
                 if loop.time() - began > self._config.timing.detection_budget_s:
                     # Again and again: there may be no coordinator now, and the next one must hear of it.
@@ -183,8 +206,7 @@ class MemoryKeeper:
                         slot, generation, f"replica of slot {slot} at step {section.step} to {holder}: {error}"
                     )
             await asyncio.sleep(RETRY_S)
-        if generation == self._generation:
-            self._ack(slot, generation, section.step)
+        return False
 
     def _push(self, endpoint: Endpoint, section: SectionId) -> None:
         deadline_s = self._config.timing.transfer_s(section.unique_nbytes)
@@ -197,6 +219,15 @@ class MemoryKeeper:
     def all_acked(self, step: Step, slots: Iterable[Slot]) -> bool:
         """Whether *step* of all *slots* is in two places."""
         return all(self.acked.get(slot, -1) >= step for slot in slots)
+
+    def compared(self, slot: Slot, told: w.Compared, call: CallProcess) -> None:
+        """Make what all agree on durable if that is asked for; remember it if somebody differs."""
+        if told.odd or told.undecided:
+            self.suspicion = Suspicion(verified=told.verified, odd=told.odd)
+            return
+        self.vault.keep((told.step,))
+        if told.durable:
+            self.make_durable(slot, told.step, told.generation, call)
 
     # --- recovery --------------------------------------------------------------------------------------------------
 
@@ -214,12 +245,14 @@ class MemoryKeeper:
         return self.vault.inventory()
 
     def undo_after(self, step: Step) -> None:
-        """Forget what belongs to a future that was undone while this node was away."""
+        """Forget what belongs to a future that was undone while this node was away, and what was suspect in it."""
+        self.suspicion = None
         for item in self.vault.inventory():
             self.vault.truncate(item.slot, step, before=self._generation)
 
     def adopt_plan(self, plan: Plan) -> None:
-        """Forget the undone future."""
+        """Forget the undone future, and with it what was suspect."""
+        self.suspicion = None
         self._holders = dict(plan.holders)
         for item in self.vault.inventory():
             self.vault.truncate(item.slot, plan.resume_step, before=plan.generation)
@@ -231,7 +264,7 @@ class MemoryKeeper:
         """
         for item in self.vault.inventory():
             own = item.kind is HeldKind.OWN
-            if item.slot not in slots if own else self._holders.get(item.slot) != self._node:
+            if item.slot not in slots if own else self._node not in self._holders.get(item.slot, ()):
                 self.vault.forget_moved(item.slot, item.kind, since=self._generation)
 
     async def locate(self, slot: Slot, source: Source, step: Step) -> Located | None:
@@ -314,10 +347,6 @@ class MemoryKeeper:
                     adoption.abandon()
         except NotHeld:
             return None
-
-    @property
-    def _buffers_wanted(self) -> int:
-        return 3 if self._config.checkpoint_interval_steps else 2
 
     # --- durable checkpoints ---------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ async def salvage(order: m.Salvage, memory: MemoryKeeper, call: CallProcess) -> 
     """Bring each slot's state into memory of this node and write it. One that fails keeps no other from being written."""
     for slot, source in order.sources.items():
         try:
+            await memory.prepare(slot, source, [])
             if await memory.locate(slot, source, order.step) is None:
                 log.error("slot %d at step %d is not here any more", slot, order.step)
                 continue

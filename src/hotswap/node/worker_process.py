@@ -68,7 +68,12 @@ class WorkerProcess:
     def as_built(self, said: w.Built) -> m.WorkerBuilt:
         """For the coordinator."""
         return m.WorkerBuilt(
-            slot=self.slot, generation=self.fenced, shape=said.shape, peers=said.peers, rehearsed=said.rehearsed
+            slot=self.slot,
+            generation=self.fenced,
+            shape=said.shape,
+            peers=said.peers,
+            rehearsed=said.rehearsed,
+            role=said.role,
         )
 
     def progress(self, generation: Generation, now: float) -> Progress | None:

@@ -145,11 +145,12 @@ class WorkerPool:
             link_fd=-1,
             host=config.advertise_host,
             rehearse=rehearse,
-            buffers=3 if config.checkpoint_interval_steps else 2,
+            buffers=config.snapshot_buffers,
             checkpoint_dir=config.checkpoint_dir or "",
             checkpoint_interval_steps=config.checkpoint_interval_steps,
             snapshot_interval_steps=config.snapshot_interval_steps,
             overhead_limit=config.overhead_limit,
+            integrity_every_steps=config.integrity_every_steps,
             settle_s=config.timing.settle_s,
             abort_s=config.timing.abort_s,
             # Whoever leads the job has an answer to trouble, be it only after its return.

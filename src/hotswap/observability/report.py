@@ -29,6 +29,8 @@ class Recovery:
     hangs: list[str] = field(default_factory=list)
     stacks: dict[str, str] = field(default_factory=dict)
     """Of the workers that others waited for, by slot."""
+    differing: list[str] = field(default_factory=list)
+    """Slots that held another state than their peers."""
     diagnosis: dict[str, Any] = field(default_factory=dict)
 
 
@@ -40,6 +42,8 @@ class Report:
     generation: int = 0
     recoveries: list[Recovery] = field(default_factory=list)
     pauses: int = 0
+    slow: list[str] = field(default_factory=list)
+    """Workers that took longer for their own part of a step than others."""
     exit_code: int | None = None
     reason: str = ""
     diagnosis: dict[str, Any] = field(default_factory=dict)
@@ -72,6 +76,11 @@ def report_of(events: Iterable[Mapping[str, Any]]) -> Report:
             current.stacks[str(event["slot"])] = str(event["stacks"])
         elif name == "all_paused":
             report.pauses += 1
+        elif name == "slow_worker":
+            report.slow.append(_slow(event))
+        elif name == "state_differs":
+            current = current or Recovery(generation=report.generation, cause="")
+            current.differing.append(_difference(event))
         elif current is not None and name == "spare_promoted":
             current.spares.append(f"{event['node']} for {event['replaces']}")
         elif current is not None and name == "recovery_planned":
@@ -95,6 +104,17 @@ def _loss(event: Mapping[str, Any]) -> str:
     return f"worker of slot {event['slot']} on {event['node']}: {event['detail']}"
 
 
+def _slow(event: Mapping[str, Any]) -> str:
+    times = f"{event['ms']:.0f} ms in '{event['part']}' where its peers take {event['peers_ms']:.0f} ms"
+    return f"slot {event['slot']} on {event['node']} (generation {event['generation']}): {times}"
+
+
+def _difference(event: Mapping[str, Any]) -> str:
+    slots = ", ".join(map(str, event["odd"] or event["undecided"]))
+    what = f" in {event['detail']}" if event["detail"] else ""
+    return f"slot {slots} at step {event['step']}{what}; all agreed at step {event['verified']}"
+
+
 def _place_diagnosis(report: Report, current: Recovery | None, event: Mapping[str, Any]) -> None:
     found = {key: value for key, value in event.items() if key not in ("time", "event", "generation")}
     for recovery in report.recoveries:
@@ -114,6 +134,7 @@ def as_text(report: Report) -> str:
         lines.append(f"generation {recovery.generation}  {recovery.cause or 'not answered'}")
         lines += [f"  hung      {why}" for why in recovery.hangs]
         lines += [f"  slot {slot:<4} {place}" for slot, text in recovery.stacks.items() for place in _innermost(text)]
+        lines += [f"  differs   {difference}" for difference in recovery.differing]
         lines += [f"  lost      {loss}" for loss in recovery.lost]
         lines += [f"  spare     {spare}" for spare in recovery.spares]
         if recovery.phases_ms:
@@ -124,6 +145,7 @@ def as_text(report: Report) -> str:
                 f"  resumed   at step {recovery.resume_step}, {recovery.redone_steps} steps redone; ms: {phases}"
             )
         lines += _verdict(recovery.diagnosis)
+    lines += [f"slow  {slow}" for slow in report.slow]
     lines += _verdict(report.diagnosis)
     lines.append(_ending(report))
     return "\n".join(lines)

@@ -6,13 +6,13 @@ What makes a version visible and what ends a generation exclude each other: both
 Which buffer of a slot is written next: never a pinned one, never the one with the newest complete version; of the rest
 an empty one, else the oldest. With two buffers the version before the newest is therefore overwritten, but only by a
 worker that has passed the commit gate of the newest, which proves that nobody will go back further. Each pin needs one
-buffer more.
+buffer more, and so does the state that was found equal to that of peers last, which ``keep`` names.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import chain
 
 from hotswap.core.types import Generation, Held, HeldKind, Slot, Step
@@ -51,6 +51,7 @@ class Vault:
         self._lock = threading.Condition(threading.Lock())
         self._budget = Budget()
         self._fence: Generation = 0
+        self._kept: frozenset[Step] = frozenset()
         self._granted: dict[Slot, list[Buffer]] = {}
         self._superseded: dict[Slot, list[Buffer]] = {}
         self._replicas: dict[Slot, list[Buffer]] = {}
@@ -109,7 +110,18 @@ class Vault:
         free = [index for index, buffer in enumerate(buffers) if not buffer.pins and buffer is not keep]
         assert free, f"slot {slot}: {len(buffers)} buffers, {sum(1 for b in buffers if b.pins)} pinned, none free"
         # While there is a choice, not one that an interrupted adoption still writes to or that somebody reads.
-        return min(free, key=lambda i: (buffers[i].writing, age(buffers[i]), buffers[i].readers, i))
+        return min(
+            free,
+            key=lambda i: (self._is_kept(buffers[i]), buffers[i].writing, age(buffers[i]), buffers[i].readers, i),
+        )
+
+    def keep(self, steps: Collection[Step]) -> None:
+        """Versions of *steps*, of all slots, stay while there is another buffer to write to. One call replaces the other."""
+        with self._lock:
+            self._kept = frozenset(steps)
+
+    def _is_kept(self, buffer: Buffer) -> bool:
+        return buffer.content is not None and buffer.content.step in self._kept
 
     def snapshot_begin(self, slot: Slot, buffer: int) -> None:
         """The worker is about to write to *buffer*: what was in it no longer counts."""
@@ -164,7 +176,8 @@ class Vault:
                 raise NotHeld(f"no own snapshot of slot {slot} at step {step} {self._where}")
             entry = buffers[found.buffer]
             left = sum(1 for buffer in buffers if not buffer.pins and buffer is not entry)
-            if left < BUFFERS_MIN:
+            # What is kept must not be all that there is to write to.
+            if left < BUFFERS_MIN + bool(self._kept):
                 raise UsageError(f"a pin on step {step} of slot {slot} leaves {left} of {len(buffers)}: reserve more")
             if (slot, step) not in self._pins:
                 self._pins[slot, step] = entry
@@ -235,7 +248,9 @@ class Vault:
         """A free buffer that is large enough, after evicting the oldest versions beyond the limit; None: make one."""
         # The version that this one replaces goes when this one is complete; it doesn't count as another.
         others = sorted((b for b in buffers if b.content is not None and b.content.step != section.step), key=age)
-        for buffer in others[: max(0, len(others) - (self._replica_versions - 1))]:
+        kept = [buffer for buffer in others if self._is_kept(buffer)]
+        surplus = len(others) - (self._replica_versions - 1) - bool(kept)
+        for buffer in [buffer for buffer in others if buffer not in kept][: max(0, surplus)]:
             clear(buffer)
         for buffer in list(buffers):
             if buffer.idle and buffer.memory.nbytes < section.unique_nbytes:
@@ -406,7 +421,8 @@ class Vault:
     def _trim_replicas(self, buffers: list[Buffer]) -> None:
         """Free what is beyond the configured number of versions, such as the buffer an interrupted writer had."""
         spare = [buffer for buffer in buffers if buffer.idle]
-        for buffer in spare[: max(0, len(buffers) - self._replica_versions)]:
+        wanted = self._replica_versions + any(map(self._is_kept, buffers))
+        for buffer in spare[: max(0, len(buffers) - wanted)]:
             self._drop(buffers, buffer)
 
     # --- buffers, under the lock -------------------------------------------------------------------------------
@@ -431,7 +447,7 @@ class Vault:
         replaced = self._superseded.get(slot, [])
         ages = sorted((age(b) for b in self._own_buffers(slot) if b.content is not None), reverse=True)
         for buffer in list(replaced):
-            if age(buffer) not in ages[:BUFFERS_MIN]:
+            if age(buffer) not in ages[:BUFFERS_MIN] and not self._is_kept(buffer):
                 clear(buffer)
                 self._close_if_spent(buffer)
             if buffer.memory.closed:

@@ -1,4 +1,4 @@
-"""Where a session meets torch: the device it trains on, and which errors speak of communication."""
+"""Where a session meets torch: the device it trains on, which errors speak of communication, and a bit to flip in a drill."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from hotswap.errors import PeerFault
+from hotswap.replication.capture import Capture
 
 _COMM_WORDS = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer", "process group", "ProcessGroup")
 
@@ -27,3 +28,11 @@ def looks_like_communication(error: BaseException) -> bool:
     return isinstance(error, kinds) or (
         isinstance(error, RuntimeError) and any(word in str(error) for word in _COMM_WORDS)
     )
+
+
+def flip_bit(state: Capture, part: str) -> None:
+    """Change one bit of the largest tensor that peers hold as well and that has *part* in its name."""
+    shared = [entry for adapter in state.adapters for _, entries in adapter.compared() for entry in entries]
+    victim = max((entry for entry in shared if part in entry.name), key=lambda entry: entry.tensor.numel())
+    first = torch.as_strided(victim.tensor.detach(), (1,), (1,), victim.tensor.storage_offset())
+    first.view(torch.uint8)[0] ^= 1

@@ -4,7 +4,8 @@ Armed by ``HOTSWAP_FAULTS``, a JSON list of objects with
 
     step, moment, slot   when and where
     scope                "worker": this process dies; "node": its whole process group does; "stop-worker", "stop-node": the
-                         same with a signal that stops; "hang": the main thread waits for ever; "raise": the script fails
+                         same with a signal that stops; "hang": the main thread waits for ever; "raise": the script fails;
+                         "flip-bit", "flip-moment": one bit of a parameter, or of the optimizer's state, that peers have too
     occurrence           how often the moment passes unharmed within the attempt before (for moments that come once per
                          microbatch), 0 by default
     generation           the generation in which it strikes, 1 by default: the redone step passes unharmed
@@ -20,13 +21,14 @@ import signal
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from hotswap.errors import UsageError
 
 MOMENTS = ("forward", "backward", "reduce", "optimizer", "gather", "replicate")
-SCOPES = ("worker", "node", "stop-worker", "stop-node", "hang", "raise")
+SCOPES = ("worker", "node", "stop-worker", "stop-node", "hang", "raise", "flip-bit", "flip-moment")
 FAULTS = "HOTSWAP_FAULTS"
 FAULT_LOG = "HOTSWAP_FAULT_LOG"
 
@@ -52,7 +54,10 @@ class Fault:
 
 @dataclass(kw_only=True)
 class Context:
-    """Where this worker stands, kept up to date by the session; ``faults``: what is ordered, None before it was looked up."""
+    """Where this worker stands, kept up to date by the session; ``faults``: what is ordered, None before it was looked up.
+
+    ``flip``: changes one bit of a tensor with the given text in its name.
+    """
 
     slot: int = -1
     step: int = -1
@@ -60,6 +65,7 @@ class Context:
     rehearsing: bool = False
     passed: Counter[str] = field(default_factory=Counter)
     faults: tuple[Fault, ...] | None = None
+    flip: Callable[[str], None] | None = None
 
     def update(self, *, slot: int, step: int, generation: int, rehearsing: bool) -> None:
         """A new attempt begins."""
@@ -104,6 +110,10 @@ def _strike(fault: Fault) -> None:
     note(time=time.time(), kind=fault.scope, slot=fault.slot, moment=fault.moment, step=fault.step)
     if fault.scope == "raise":
         raise RuntimeError(f"on order, at {fault.moment} of step {fault.step}")
+    if fault.scope.startswith("flip"):
+        assert context.flip is not None, "a bit can be flipped once a state is protected"
+        context.flip(".state." if fault.scope == "flip-moment" else "")
+        return
     if fault.scope == "hang":
         threading.Event().wait()
     number = signal.SIGSTOP if fault.scope.startswith("stop") else signal.SIGKILL

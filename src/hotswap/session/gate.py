@@ -22,10 +22,15 @@ class CommitGate:
         self._needs: Step | None = None
         self._proposal = 0
         self._begun = True
+        self._held = False
         self._agreed: int | None = None
 
-    def arm(self, generation: Generation, step: Step, *, needs: Step | None, proposal: int) -> None:
+    def arm(
+        self, generation: Generation, step: Step, *, needs: Step | None, proposal: int, at_wait: bool = False
+    ) -> None:
         """An attempt of *step* begins. The snapshot of *needs* has to be acknowledged before this slot takes part.
+
+        *at_wait*: there is something else that has to be done before, which is so when ``wait`` is called.
 
         An attempt that the script tries once more after an error of its own meets the gate that it has begun: the other slots
         may have passed it.
@@ -34,7 +39,7 @@ class CommitGate:
             if self._place == (generation, step):
                 return
             self._place = (generation, step)
-            self._needs, self._proposal, self._begun = needs, proposal, False
+            self._needs, self._proposal, self._begun, self._held = needs, proposal, False, at_wait
             self._agreed = None
         self.advance()
 
@@ -42,7 +47,7 @@ class CommitGate:
         """Take part, if it is time and was not done before."""
         with self._mailbox.lock:
             acked = self._needs is None or self._mailbox.acked >= self._needs
-            if acked and not self._begun and not self._mailbox.fenced(self._place[0]):
+            if acked and not self._begun and not self._held and not self._mailbox.fenced(self._place[0]):
                 self._begun = True
                 self._groups.begin_gate(self._proposal)
 
@@ -51,6 +56,7 @@ class CommitGate:
         if self._agreed is None:
             with self._mailbox.lock:
                 self._mailbox.require(self._place[0])
+                self._held = False
                 self.advance()
             self._agreed = self._groups.pass_gate()
         return self._agreed

@@ -11,6 +11,7 @@ Collectives belong inside an attempt: only there does the loss of a peer become 
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import socket
@@ -31,13 +32,15 @@ from hotswap.integrations import discover, forget_frames
 from hotswap.replication.capture import Capture
 from hotswap.session import faults
 from hotswap.session.boundary import Boundary
-from hotswap.session.edges import looks_like_communication, own_gpu
+from hotswap.session.edges import flip_bit, looks_like_communication, own_gpu
 from hotswap.session.gate import CommitGate
+from hotswap.session.integrity import Comparison
 from hotswap.session.mailbox import AgentRendezvous, Mailbox
 from hotswap.session.pace import Pace
 from hotswap.session.reporter import Reporter
 from hotswap.session.settings import WorkerSettings, adopted
 from hotswap.session.snapshots import Announcer, Snapshots, Written
+from hotswap.session.tempo import Tempo
 from hotswap.wire import worker_messages as w
 from hotswap.wire.channels import worker_codec
 from hotswap.wire.links import WorkerLink
@@ -73,6 +76,7 @@ class Session:
         self._snapshots = Snapshots(self._link, self._mailbox, self.slot, settings.buffers, pinned=device is not None)
         self._announcer = Announcer(self._snapshots, self._mailbox)
         self._boundary = Boundary(self._mailbox)
+        self._comparison = Comparison(self._link, self._mailbox, self._groups, settings)
         self._capture: Capture | None = None
         self._total_steps: Step | None = None
         self._running = False
@@ -88,6 +92,7 @@ class Session:
         self._waited_s = 0.0
         self._agreed = self._pace.interval
         self._asynchronous = device is not None
+        self._tempo = Tempo(lambda: self._groups.issued()[0], settings.heartbeat_s, on_device=self._asynchronous)
         self._dirty = False
         self._torn = False
         self._parked = threading.Event()
@@ -122,6 +127,7 @@ class Session:
         adapters = discover(model, optimizer, **{name: value for name, value in stateful.items() if value is not None})
         self._capture = Capture(adapters)
         self._snapshots.capture = self._capture
+        faults.context.flip = functools.partial(flip_bit, self._capture)
         self._total_steps = total_steps
         for inner in self._capture.optimizers():
             inner.register_step_pre_hook(self._before_update)
@@ -191,10 +197,15 @@ class Session:
             )
         self._dirty, self._gate_passed, self._in_attempt = True, False, True
         self._attempt_at = time.monotonic()
+        self._tempo.begin()
         self._note_context()
         needs = self._snapshot_step if self._snapshot_is_due() else None
         self._gate.arm(
-            self.generation, self._step, needs=needs, proposal=self._boundary.proposal(self._pace.proposal())
+            self.generation,
+            self._step,
+            needs=needs,
+            proposal=self._boundary.proposal(self._pace.proposal()),
+            at_wait=needs is not None and self._comparison.pending,
         )
         return self._step
 
@@ -238,7 +249,8 @@ class Session:
         adapters = self._state().adapters
         peers = sorted({peer for adapter in adapters for peer in adapter.peers()} - {self.slot})
         shape = "-".join(adapter.shape()[:12] for adapter in adapters)
-        self._link.send(w.Built(shape=shape, peers=tuple(peers), rehearsed=rehearsed))
+        role = "-".join(adapter.role()[:12] for adapter in adapters)
+        self._link.send(w.Built(shape=shape, peers=tuple(peers), rehearsed=rehearsed, role=role))
 
     # --- the update and the commit gate ----------------------------------------------------------------------------
 
@@ -253,6 +265,7 @@ class Session:
         self._groups.check()
         self._pass_gate()
         self._state().fence()
+        self._tempo.update()
         self._torn = True
 
     def _pass_gate(self) -> None:
@@ -263,6 +276,9 @@ class Session:
         if self._snapshot_is_due():
             self._snapshots.wait_acked(self.generation, self._snapshot_step)
             self._pace.note_latency(self._mailbox.acked_at - self._snapshot_at)
+            self._comparison.conclude(self.generation)
+        if self._snapshot_step == self._step:
+            self._comparison.begin(self.generation, self._state(), self._step, durable=self._durable(self._step))
         self._waited_s = time.monotonic() - self._gate_at
         self._agreed = self._boundary.agree(self._gate.wait(), self._step, self._pace.interval)
         self._mailbox.require(self.generation)
@@ -279,13 +295,14 @@ class Session:
         """The script's part of the step is done: snapshot it and count it."""
         self._groups.check()
         self._pass_gate()
+        self._tempo.end()
         following = self._step + 1
         due = self._snapshot_is_due()
         written = self._write_snapshot(following) if due else None
         with self._mailbox.lock:
             self._mailbox.require(self.generation)
             if written is not None:
-                self._announcer.add(written, durable=self._durable(following))
+                self._announcer.add(written, durable=self._durable(following) and not self._comparison.on)
                 self._snapshot_step = following
             self._step = following
             self._dirty = self._torn = False
@@ -320,6 +337,7 @@ class Session:
         while self._step == self._total_steps:
             try:
                 self._snapshots.wait_acked(self.generation, self._step)
+                self._comparison.settle(self.generation, self._state(), self._step, durable=self._durable(self._step))
                 self._groups.gate()
                 return
             except Exception as error:
@@ -420,6 +438,8 @@ class Session:
         self._snapshot_step, self._snapshot_at = load.resume_step, time.monotonic()
         self._pace.restart()
         self._boundary.restart()
+        self._comparison.restart(load.resume_step)
+        self._tempo.restart()
         if load.buffer < 0:
             written = self._write_snapshot(load.resume_step)
             with self._mailbox.lock:
@@ -472,7 +492,7 @@ class Session:
             phase = "update" if self._gate_passed else "gate"
         else:
             phase = "snapshot" if self._dirty else "between steps"
-        return self.generation, Progress(step=self._step, phase=phase, issued=0, gate=0)
+        return self.generation, Progress(step=self._step, phase=phase, issued=0, gate=0, parts_s=self._tempo.parts_s())
 
     def _note_context(self) -> None:
         faults.context.update(slot=self.slot, step=self._step, generation=self.generation, rehearsing=self.rehearsing)

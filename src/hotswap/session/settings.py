@@ -21,7 +21,7 @@ class WorkerSettings:
 
     ``collective_timeout_s``: longest a collective may wait; failures are noticed long before by other means.
     ``abort_s``: longest the end of a generation may take in this process before the agent replaces it.
-    ``snapshot_interval_steps`` and ``overhead_limit``: see ``Pace``.
+    ``snapshot_interval_steps`` and ``overhead_limit``: see ``Pace``. ``integrity_every_steps``: see ``Comparison``.
     ``stacks_fd``: file for the stacks of all threads, -1 for none. ``heartbeat_s``: how often it says how far it is.
     ``halt_s``: how long it stands still at a boundary for a swap that does not come.
     ``trouble_s``: how long a failed collective waits to be told that a peer is gone before it counts as this script's error.
@@ -37,6 +37,7 @@ class WorkerSettings:
     checkpoint_interval_steps: int = 0
     snapshot_interval_steps: int = 1
     overhead_limit: float = 0.0
+    integrity_every_steps: int = 0
     settle_s: float = 0.05
     abort_s: float = 10.0
     trouble_s: float = 50.0
@@ -72,6 +73,7 @@ class WorkerSettings:
             checkpoint_interval_steps=int(text("CHECKPOINT_INTERVAL_STEPS")),
             snapshot_interval_steps=int(text("SNAPSHOT_INTERVAL_STEPS")),
             overhead_limit=float(text("OVERHEAD_LIMIT")),
+            integrity_every_steps=int(text("INTEGRITY_EVERY_STEPS")),
             settle_s=float(text("SETTLE_S")),
             abort_s=float(text("ABORT_S")),
             trouble_s=float(text("TROUBLE_S")),

@@ -9,6 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
+
+from hotswap.core.survival import survives
+from hotswap.core.types import Membership
 
 ROOT = 0
 """The history in which nothing has happened yet."""
@@ -68,9 +72,10 @@ class Chronicle:
     trained: bool = False
     at_risk: set[str] = field(default_factory=set)
     guarded: frozenset[str] = frozenset()
-    covered: bool = False
+    holders: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    covered: Membership | None = None
     _updates: dict[int, _Update] = field(default_factory=dict)
-    _stored: dict[tuple[int, int], set[int]] = field(default_factory=dict)
+    _stored: dict[tuple[int, int], dict[int, set[str]]] = field(default_factory=dict)
 
     # --- what happens ----------------------------------------------------------------------------------------------
 
@@ -108,11 +113,11 @@ class Chronicle:
         """A replica is complete."""
         if owner == holder:
             raise Violation(f"the replica of slot {slot} lies on {holder}, the node of the slot itself")
-        self._stored.setdefault((state.step, state.history), set()).add(slot)
+        self._stored.setdefault((state.step, state.history), {}).setdefault(slot, set()).add(holder)
 
     def stored_alone(self, slot: int, state: State) -> None:
         """A snapshot is complete and there is no other node to keep a replica."""
-        self._stored.setdefault((state.step, state.history), set()).add(slot)
+        self._stored.setdefault((state.step, state.history), {})[slot] = {""}
 
     def counted(self, step: int) -> None:
         """The coordinator counts a step as committed."""
@@ -122,11 +127,15 @@ class Chronicle:
             complete = [
                 (at, history) for at, history in self._stored if at == step and self._extends(history, self.committed)
             ]
-        complete = [key for key in complete if len(self._stored.get(key, ())) == self.slots]
+        complete = [key for key in complete if self._is_stored(self._stored.get(key, {}))]
         if complete and step > self.committed[0]:
             self._commit(*complete[-1])
         if not complete:
             raise Violation(f"step {step} counts as committed but not every slot's replica of it was complete")
+
+    def _is_stored(self, found: Mapping[int, set[str]]) -> bool:
+        """By all holders of every slot; a replica that was made in an earlier generation counts as well."""
+        return all(slot in found and found[slot].issuperset(self.holders.get(slot, ())) for slot in range(self.slots))
 
     def _commit(self, step: int, history: int) -> None:
         if not self._extends(history, self.committed):
@@ -139,7 +148,7 @@ class Chronicle:
         self.memberships.clear()
         self.planned.clear()
         self._stored.clear()
-        self.committed, self.trained, self.covered = (0, ROOT), False, False
+        self.committed, self.trained, self.covered = (0, ROOT), False, None
 
     def plan(
         self,
@@ -150,12 +159,19 @@ class Chronicle:
         *,
         fresh: bool,
         durable: State | None = None,
+        distrusted_after: int | None = None,
     ) -> None:
         """The coordinator decides where to go on: never before a committed step that can still be had.
 
         *fresh*: from the very beginning, which a job that has trained must not do unasked. *durable*: from a checkpoint of
         that state, which may belong to a future that was undone: it is whole, and nothing else is left.
+        *distrusted_after*: a comparison of states has failed; what is newer must not be used, whoever has it.
         """
+        if distrusted_after is not None:
+            if resume_step > distrusted_after:
+                raise Violation(f"all agreed at step {distrusted_after} last, yet the job goes on from {resume_step}")
+            step = max(0, min(self.committed[0], resume_step))
+            self.committed = (step, self._ancestor(step))
         if fresh and self.trained and self.strict:
             raise Violation(f"generation {generation} silently begins from nothing after {self.committed}")
         known = self.planned.setdefault(generation, places)
@@ -173,8 +189,8 @@ class Chronicle:
             return
         if step < 0 and not self.strict:
             return  # without a log a new coordinator does not know what was undone; rather than trust it, it may stop
-        lost = sorted(node for node in self.guarded if node in self.at_risk)
-        if self.covered and len(lost) <= 1:
+        if self.covered and survives(self.covered, self.holders, self.at_risk, shared=self.shared):
+            lost = sorted(self.at_risk)
             raise Violation(f"step {self.committed} was committed, only {lost} lost, yet the job goes back to {step}")
         if self._restorable(places, copies):
             raise Violation(f"step {self.committed} was committed and every slot's copy is there, not just of {step}")
@@ -193,10 +209,10 @@ class Chronicle:
             return False
         return len(whole[True] | whole[False]) == self.slots
 
-    def go(self, states: Mapping[int, State], guarded: frozenset[str], *, covered: bool) -> None:
+    def go(self, states: Mapping[int, State], places: tuple[str, ...], holders: Mapping[int, tuple[str, ...]]) -> None:
         """A generation is told to train: all slots stand at one step, which continues what was committed.
 
-        *guarded*: the nodes whose single loss must not hurt from here on.
+        *holders*: nodes that keep the slots' replicas; what they and the owners do not lose together must not be lost.
         """
         self.meet("go", f"generation {max(self.planned)}", states)
         state = states[0]
@@ -205,7 +221,9 @@ class Chronicle:
             raise Violation(f"step {state.step} begins with loaders at {sorted(positions)}")
         if not self._extends(state.history, self.committed):
             raise Violation(f"training goes on from {state}, which is not a continuation of {self.committed}")
-        self.guarded, self.covered = guarded, covered
+        members = Membership(generation=max(self.planned), places=places, width=self.slots // len(places))
+        self.guarded = frozenset({*places, *chain.from_iterable(holders.values())})
+        self.holders, self.covered = holders, members if len(holders) == len(states) else None
         self.at_risk.clear()
 
     def lost(self, node: str) -> None:

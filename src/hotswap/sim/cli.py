@@ -22,10 +22,13 @@ from hotswap.sim.job import JobModel
 from hotswap.sim.world import World
 
 SPOILT: dict[str, dict[str, Any]] = {
-    "one-version": {"versions": 1, "durable_steps": 0},
-    "no-gate": {"gate": False, "durable_steps": 0},
+    "one-version": {"versions": 1, "durable_steps": 0, "integrity": 0},
+    "no-gate": {"gate": False, "durable_steps": 0, "integrity": 0},
+    # An acknowledgement that waits for one of two holders only.
+    "first-holder": {"all_holders": False, "durable_steps": 0, "integrity": 0, "replicas": 2},
+    "no-checksums": {"checked": False, "durable_steps": 0, "integrity": 0, "faults": 12},
     # A node must miss a plan, be back before the next and be needed then.
-    "keep-undone": {"drop_undone": False, "durable_steps": 0, "faults": 14},
+    "keep-undone": {"drop_undone": False, "durable_steps": 0, "integrity": 0, "faults": 14, "replicas": 1},
 }
 """Ways to spoil the protocol, each of which the checkers must find. Without durable checkpoints, which would hide some."""
 BATCH = 25

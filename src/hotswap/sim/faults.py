@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hotswap.sim.memory import spoil
 from hotswap.sim.world import World
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ KINDS = {
     "partition of two": 2,
     "slow storage": 1,
     "full storage": 1,
+    "rotten replica": 1,
 }
 """What can go wrong, and how often in relation to the others."""
 
@@ -124,6 +126,20 @@ class Saboteur:
             rack = self._job.domain_of(self._job.world.dice.choice(nodes).id)
             for victim in [node for node in nodes if self._job.domain_of(node.id) == rack]:
                 victim.die(f"{rack} fails")
+
+    def _rotten_replica(self) -> None:
+        """A node is lost, and the newest replicas that one of its holders has of it are not what they were."""
+        victim = self._job.world.dice.choice(self._job.members() or [None])
+        slots = [worker.slot for worker in victim.workers] if victim is not None else []
+        holders = [node for node in self._job.living() if node is not victim and node.keeper.replicas(slots)]
+        if victim is not None and holders:
+            holder = self._job.world.dice.choice(holders)
+            self._job.world.note(f"what {holder.id} holds of {victim.id} rots")
+            for memory in holder.keeper.replicas(slots):
+                spoil(memory)
+            # For all that it has of others it might as well be lost.
+            self._job.chronicle.lost(holder.id)
+            victim.die("node fault")
 
     def _spare(self) -> None:
         spares = self._job.spares()

@@ -7,11 +7,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 from hotswap.config import CoordinatorConfig, Timing
+from hotswap.core import ladder
 from hotswap.core import messages as m
 from hotswap.core.events import Effect, Exit, Record, Send
-from hotswap.core.types import HeldKind, NodeId, Slot, SourceKind
+from hotswap.core.types import HeldKind, NodeId, Slot, SourceKind, Step
 from hotswap.errors import EXIT_OK, EXIT_REQUEUE, PeerUnreachable
 from hotswap.replication.sections import SectionKind
+from hotswap.sim.ballots import Ballots
 from hotswap.sim.chronicle import Chronicle, Copy, State, Violation
 from hotswap.sim.fabric import TIMEOUT_S, Fabric
 from hotswap.sim.faults import Saboteur, draw
@@ -34,7 +36,8 @@ CODEC = control_codec()
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """A job and its surroundings. ``versions``, ``gate`` and ``drop_undone`` can be spoilt, to see the checkers find it.
+    """A job and its surroundings. ``versions``, ``gate``, ``all_holders``, ``checked`` (checksums) and ``drop_undone`` can
+    be spoilt, to see the checkers find it.
 
     ``event_log``: a restarted coordinator still has the log of the one before it. ``flaky``: share of transfers that fail.
     ``shared``: every slot has state that all others have too and that is not replicated. ``durable_steps``: between durable
@@ -56,8 +59,12 @@ class Setup:
     paced: bool
     spare_first: bool
     drain_s: float
+    replicas: int
+    integrity: int
     versions: int = 2
     gate: bool = True
+    all_holders: bool = True
+    checked: bool = True
     spare_wait_s: float = 60.0
     drop_undone: bool = True
     build_s: Range = (0.1, 3.0)
@@ -72,7 +79,7 @@ class Setup:
         return " ".join(f"{field.name}={getattr(self, field.name)}" for field in fields(self))
 
 
-def draw_setup(world: World, **spoilt: object) -> Setup:
+def draw_setup(seed: int, world: World, **spoilt: object) -> Setup:
     """A random job."""
     dice = world.dice
     slow = dice.random() < 0.3
@@ -92,6 +99,8 @@ def draw_setup(world: World, **spoilt: object) -> Setup:
         "paced": dice.random() < 0.3,
         "spare_first": dice.random() < 0.5,
         "drain_s": dice.choice((0.0, 3.0, 30.0)),
+        "replicas": 2 if seed % 3 == 2 else 1,
+        "integrity": 1 + seed % 3 if seed % 4 == 1 else 0,
         "transfer_s": (0.05, 0.8) if slow else (0.002, 0.1),
     }
     return Setup(**{**values, **spoilt})  # type: ignore[arg-type]
@@ -104,7 +113,7 @@ class JobModel:
         """*spoilt*: fields of Setup that are not left to chance."""
         self.seed = seed
         self.world = World(seed)
-        self.setup = draw_setup(self.world, **spoilt)
+        self.setup = draw_setup(seed, self.world, **spoilt)
         # Modelled workers do not say how far they are.
         self.timing = Timing(hang_s=0.0)
         self.nodes_max = self.setup.nodes_active + self.setup.spares
@@ -117,6 +126,7 @@ class JobModel:
         self.network = Network(self.world)
         self.storage = Storage(self.world, self.chronicle)
         self.fabric = Fabric(self.world, self.chronicle, self.network.open_at)
+        self.ballots = Ballots(self, seed)
         self.log: list[dict[str, object]] = []
         self.loops: list[ProcessLoop] = []
         self.server: ServerModel | None = None
@@ -199,6 +209,7 @@ class JobModel:
             spare_first=self.setup.spare_first,
             spare_wait_s=self.setup.spare_wait_s,
             checkpoint_dir="storage" if self.setup.durable_steps else None,
+            replicas=self.setup.replicas,
             events_path="",
         )
         loop = self.new_loop("the coordinator")
@@ -338,7 +349,14 @@ class JobModel:
             self._copies(),
             fresh=SourceKind.FRESH in kinds,
             durable=durable,
+            distrusted_after=self._distrusted_after(),
         )
+
+    def _distrusted_after(self) -> Step | None:
+        """What a connected node has been told of a comparison that failed, and has not been told to be settled."""
+        nodes = [self.nodes[node] for node in self._connected()]
+        heard = [node.keeper.suspicion.verified for node in nodes if node.alive and node.keeper.suspicion is not None]
+        return min(heard, default=None)
 
     def _on_go(self, generation: int) -> None:
         self.chronicle.trained = True
@@ -350,7 +368,7 @@ class JobModel:
             states.update({worker.slot: worker.state for worker in self.nodes[place].workers})
         if len(states) < self.chronicle.slots:
             return  # Somebody died after the last word that the coordinator heard; the next generation will tell.
-        self.chronicle.go(states, frozenset({*places, *holders.values()}), covered=len(holders) == len(states))
+        self.chronicle.go(states, places, holders)
 
     def _connected(self) -> list[NodeId]:
         return list(self.server.machine.job.roster) if self.server is not None else []
@@ -382,7 +400,11 @@ class JobModel:
         if effect.exit_code == EXIT_OK or not self.server.machine.job.protected:
             return
         # A restore that is interrupted leaves a worker as torn as an update does: whether it has ever trained nobody can tell.
-        if effect.exit_code != EXIT_REQUEUE or not (self.chronicle.trained or self.server.machine.job.started):
+        # Copies that are all rotten are asked for again and again, until that is no progress.
+        rotten = effect.exit_code == ladder.NO_PROGRESS.code and "could not be restored" in effect.reason
+        if not (effect.exit_code == EXIT_REQUEUE or rotten) or not (
+            self.chronicle.trained or self.server.machine.job.started
+        ):
             raise Violation(f"the job ended with {effect.exit_code}: {effect.reason}")
         membership = self.server.machine.membership
         assert membership is not None, "a job that trained has a membership"

@@ -61,6 +61,7 @@ class NodeModel:
             timing=job.timing,
             checkpoint_dir="storage" if setup.durable_steps else None,
             checkpoint_interval_steps=setup.durable_steps,
+            integrity_every_steps=setup.integrity,
         )
         self.agent: AgentModel
         self.loop.enter(self._boot, config)

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Union, cast
 
 from hotswap.core import messages as m
-from hotswap.core.types import NodeId, SourceKind
+from hotswap.core.integrity import NEVER
+from hotswap.core.types import NodeId, SourceKind, Step
 from hotswap.errors import Fenced, IntegrityError, PeerUnreachable
 from hotswap.session.boundary import Boundary
 from hotswap.session.mailbox import Mailbox
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 CODEC = worker_codec()
 GROWTH = 1.25
 FOREVER = 1e9
+AGAIN_S = 2.0
 Yield = Union[float, Callable[[], object]]
 Thread = Generator[Yield, None, None]
 
@@ -42,6 +44,7 @@ class _Gate:
     relied: State | None = None
     proposal: int = 1
     begun: bool = False
+    held: bool = False
     agreed: int | None = None
     broken: bool = False
 
@@ -75,6 +78,10 @@ class WorkerModel:
         self.generation = 0
         self.membership = ""
         self.interval = 1
+        self.verified: Step = NEVER
+        self._compared: Step | None = None
+        self._comparing: Step | None = None
+        self._first = False
         self.copying: w.SnapshotDone | None = None
         """A snapshot whose copy off the device is under way; it counts once that is done, or never."""
         self._rehearse = rehearse
@@ -251,6 +258,7 @@ class WorkerModel:
                     running = True
                 if self.step >= setup.steps:
                     yield from self._wait_acked()
+                    yield from self._conclude()
                     yield from self._collective("last gate", relied=self.kept)
                     yield self.world.between(0.0, 0.3)
                     return
@@ -294,13 +302,15 @@ class WorkerModel:
         proposal = self.world.dice.randint(1, 4) if self.job.setup.paced else 1
         proposal = self.boundary.proposal(proposal)
         key = (self.membership, "gate", self.step)
-        self._gate = _Gate(generation=self.generation, key=key, relied=self.kept if due else None, proposal=proposal)
+        held = due and self._comparing is not None
+        relied = self.kept if due else None
+        self._gate = _Gate(generation=self.generation, key=key, relied=relied, proposal=proposal, held=held)
         self._advance_gate()
 
     def _advance_gate(self) -> None:
         gate = self._gate
         acked = gate.relied is None or self.mailbox.acked >= gate.relied.step
-        if acked and not gate.begun and not self.mailbox.fenced(gate.generation):
+        if acked and not gate.begun and not gate.held and not self.mailbox.fenced(gate.generation):
             gate.begun = True
             self.job.fabric.enter(gate.key, self, self.state, sample=0, relied=gate.relied, proposal=gate.proposal)
 
@@ -309,11 +319,51 @@ class WorkerModel:
         gate = self._gate
         if gate.relied is not None:
             yield from self._wait_acked()
+            yield from self._conclude()
+        self._compare()
+        gate.held = False
+        self._advance_gate()
         self._in, self._result, self._broken = gate.key, gate.agreed, gate.broken and gate.agreed is None
         yield from self._in_collective()
         self._check()
         assert self._result is not None, "a gate that is passed says how far snapshots are apart"
         return self.boundary.agree(self._result, self.step, self.interval)
+
+    def _compare(self) -> None:
+        """Hash the state, of which there is a snapshot, if it is time. As ``session.integrity`` does."""
+        every = self.job.setup.integrity
+        first = self._compared is None
+        if not every or self.kept.step != self.step:
+            return
+        if self._compared is None or self._durable(self.step) or self.step - self._compared >= every:
+            self._compared = self._comparing = self.step
+            self._first = first
+            self.say(w.Comparing(generation=self.generation, step=self.step, verified=self.verified))
+
+    def _conclude(self) -> Thread:
+        """Exchange what was found; if somebody differs, say so until another generation begins."""
+        step, self._comparing = self._comparing, None
+        if step is None:
+            return
+        yield from self._collective("compare")
+        self._check()
+        found, verified = self.job.ballots.found(self.membership, step)
+        if found.agreed:
+            self.verified = verified = step
+        told = w.Compared(
+            generation=self.generation,
+            step=step,
+            verified=verified,
+            odd=found.odd,
+            durable=self._durable(step) and not self._first,
+        )
+        self.say(told)
+        while not found.agreed:
+            again = self.world.now + AGAIN_S
+            self.world.at(again, self.poke)
+            yield lambda again=again: self._fenced() or self.world.now >= again  # type: ignore[misc]
+            self._check()
+            self.say(told)
 
     def _due(self) -> bool:
         following = self.step + 1
@@ -374,7 +424,7 @@ class WorkerModel:
         shared, unique = snapshot_nbytes(state.step, shared=bool(job.peers_of(self.slot)))
         if not self.files or self.files[0].nbytes < shared + unique:
             before = self.mailbox.grants()
-            buffers = 3 if job.setup.durable_steps else 2
+            buffers = 2 + (job.setup.durable_steps > 0) + (job.setup.integrity > 0)
             self.say(w.Reserve(nbytes=int((shared + unique) * GROWTH), buffers=buffers))
             yield from self._wait(lambda: self.mailbox.grants() > before)
         index = self.mailbox.free
@@ -388,7 +438,7 @@ class WorkerModel:
             buffer=index,
             shared_nbytes=shared,
             unique_nbytes=unique,
-            durable=self._durable(state.step),
+            durable=self._durable(state.step) and not job.setup.integrity,
         )
         if wait:
             yield job.between(job.setup.copy_s)
@@ -444,6 +494,8 @@ class WorkerModel:
         self.copying = None
         self.interval = 1
         self.boundary.restart()
+        self._compared = self._comparing = None
+        self.verified = min(self.verified, self.step)
         self.kept = self.state
         if load.buffer < 0:
             written = yield from self._write(self.state, wait=True)

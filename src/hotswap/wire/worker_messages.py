@@ -20,11 +20,12 @@ class Joined:
 
 @dataclass(frozen=True, kw_only=True)
 class Built:
-    """Model and optimizer exist, the worker waits for its first plan. ``shape`` and ``peers`` as in WorkerBuilt."""
+    """Model and optimizer exist, the worker waits for its first plan. ``shape``, ``peers`` and ``role`` as in WorkerBuilt."""
 
     shape: str
     peers: tuple[Slot, ...]
     rehearsed: bool
+    role: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +128,31 @@ class Halted:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Comparing:
+    """A comparison of the states of *step* has begun: its snapshots stay, and those of *verified*, the one before, for now."""
+
+    generation: Generation
+    step: Step
+    verified: Step
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """A comparison has come to its end, as in StateCompared. If all agree, what was compared before is not needed any more.
+
+    ``durable``: make a durable checkpoint of it.
+    """
+
+    generation: Generation
+    step: Step
+    verified: Step
+    odd: tuple[Slot, ...] = ()
+    undecided: tuple[Slot, ...] = ()
+    detail: str = ""
+    durable: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class Progressed:
     """How far this worker is; said again and again, for silence tells something too."""
 
@@ -148,6 +174,8 @@ FromWorker = Union[
     Failed,
     Paced,
     Halted,
+    Comparing,
+    Compared,
     Progressed,
     KvSet,
     KvGet,

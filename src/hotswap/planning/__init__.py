@@ -1,0 +1,1 @@
+"""What protection costs and what it survives, before a job is started."""
