@@ -137,6 +137,7 @@ class Scenario:
             lost=tuple(numbers(values.get("lost", ""))),
             finished=tuple(numbers(values.get("finished", ""))),
             peers={int(a): (int(b),) for a, b in re.findall(r"(\d+):(\d+)", values.get("peers", ""))},
+            plans=tuple((int(a), int(b)) for a, b in re.findall(r"(\d+)@(\d+)", values.get("plans", ""))),
         )
 
     def _builds(

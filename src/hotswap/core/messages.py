@@ -32,7 +32,8 @@ class Register:
 
     ``generation`` is the newest fence the agent has accepted (0: none), ``places`` the membership that goes with it,
     ``training`` whether that generation was told to go. ``protected``: a worker of this node has called ``hotswap.init()``.
-    ``peers`` as in WorkerBuilt, also of workers that have ended since: nobody may be left who could tell it again.
+    ``peers`` as in WorkerBuilt, also of workers that have ended since: nobody may be left who could tell it again. ``plans``
+    as in Fence, and the plan of *generation* if it is known here.
     """
 
     node: NodeId
@@ -49,6 +50,7 @@ class Register:
     checkpoint_step: Step | None = None
     protected: bool = True
     peers: dict[Slot, tuple[Slot, ...]] = field(default_factory=dict)
+    plans: tuple[tuple[Generation, Step], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,7 +248,8 @@ class Fence:
     ``lost``: slots whose process is new and holds nothing. ``positions``: for a spare, the positions to build workers for.
     ``valid_to``: the node has missed a plan and must drop all snapshots and replicas of later steps before it answers: they
     belong to a future that was undone. None: it may keep everything. ``probe``: nobody knows why the last generation failed;
-    try to reach all other nodes before you answer.
+    try to reach all other nodes before you answer. ``plans``: generation and resume step of all plans that still matter, for a
+    coordinator that has to begin without a log.
     """
 
     generation: Generation
@@ -256,6 +259,7 @@ class Fence:
     positions: tuple[int, ...] = ()
     valid_to: Step | None = None
     probe: bool = False
+    plans: tuple[tuple[Generation, Step], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

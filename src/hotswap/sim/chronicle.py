@@ -171,8 +171,6 @@ class Chronicle:
         """Going on from *step* (-1: not at all) is allowed only if nothing newer was committed or all of it is lost."""
         if step >= self.committed[0]:
             return
-        if step < 0 and not self.strict:
-            return  # without a log a new coordinator does not know what was undone; rather than trust it, it may stop
         lost = sorted(node for node in self.guarded if node in self.at_risk)
         if self.covered and len(lost) <= 1:
             raise Violation(f"step {self.committed} was committed, only {lost} lost, yet the job goes back to {step}")
