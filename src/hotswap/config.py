@@ -131,6 +131,23 @@ class Timing:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StoreConfig:
+    """Where several coordinators agree on which of them leads.
+
+    ``kind``: ``etcd`` or ``tcp`` (``hotswap store``). ``urls``: of each member of etcd with its scheme, or one ``host:port``.
+    ``ca``, ``cert``, ``key``: files for TLS. ``user`` and ``password`` are etcd's; a TCP store asks for the job's token.
+    """
+
+    kind: str
+    urls: tuple[str, ...]
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+    user: str = ""
+    password: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
 class CoordinatorConfig:
     """One coordinator process.
 
