@@ -24,6 +24,9 @@ commands:
   demo      a real training loses a node, a spare takes its place, the result is identical (hotswap demo --help)
   classify  what broke: reads logs, names cause, culprit and action (hotswap classify --help)
   report    what a job lost, why, and what it cost (hotswap report LOGDIR)
+  coordinator
+            decide for a job on a host of its own, alone or as one of several (hotswap coordinator --help)
+  store     where several coordinators agree on which one leads, without etcd (hotswap store --help)
   doctor    can hotswap work here, and which deadlines would a job have (hotswap doctor --help)
   chaos     small real trainings lose something, each in another way: a table of how they came out (hotswap chaos --help)
   inject    strike a running job, for drills (hotswap inject LOGDIR FAULT)
@@ -94,11 +97,25 @@ def _doctor(argv: list[str]) -> int:
     return main(argv)
 
 
+def _coordinator(argv: list[str]) -> int:
+    from hotswap.launch.control_plane import coordinator
+
+    return coordinator(argv)
+
+
+def _store(argv: list[str]) -> int:
+    from hotswap.launch.control_plane import store
+
+    return store(argv)
+
+
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "run": _run,
     "demo": _demo,
     "classify": _classify,
     "report": _report,
+    "coordinator": _coordinator,
+    "store": _store,
     "doctor": _doctor,
     "probe": _probe,
     "simulate": _simulate,

@@ -174,7 +174,10 @@ def test_a_tcp_store_goes_on_after_a_crash(tmp_path: Path) -> None:
         with pytest.raises(StoreUnavailable, match=rf"127\.0\.0\.1:{port}"):
             await store.get("a")
         async with tcp_server(path, port):
-            assert [(e.value, e.revision) for k in "ab" if (e := await store.get(k))] == [(b"\xff", revision), (b"", revision)]
+            assert [(e.value, e.revision) for k in "ab" if (e := await store.get(k))] == [
+                (b"\xff", revision),
+                (b"", revision),
+            ]
             assert await store.keep(grant.lease) == TTL_S
             assert (await store.grant(TTL_S)).lease != grant.lease
             await asyncio.sleep(TTL_S + 0.1)

@@ -321,4 +321,24 @@ class Stop:
     reason: str
 
 
-ToAgent = Union[Fence, Plan, Go, EndHung, CommitCheckpoint, KvValue, Stop]
+@dataclass(frozen=True, kw_only=True)
+class Lead:
+    """Whoever says this leads the coordinators of the job since *term*; said first, and again and again.
+
+    What a leader of an earlier term says is refused, and so is one that has fallen silent. A coordinator that is alone does not
+    say it.
+    """
+
+    term: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Follow:
+    """Whoever says this does not lead. The leader of *term* is at *host* and *port*; empty if none is known. Ends the connection."""
+
+    term: int
+    host: str = ""
+    port: int = 0
+
+
+ToAgent = Union[Lead, Follow, Fence, Plan, Go, EndHung, CommitCheckpoint, KvValue, Stop]

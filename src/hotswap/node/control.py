@@ -1,4 +1,8 @@
-"""The agent's channel to the coordinator: connects, registers, and does both again whenever the connection ends."""
+"""The agent's channel to the coordinator: connects, registers, and does both again whenever the connection ends.
+
+Where there are several coordinators it asks one after the other until it has found the one that leads. A leader says so with a
+term when it is connected and again and again; one of an earlier term is refused, and one that has fallen silent is left.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,10 @@ RETRY_FIRST_S = 0.02
 RETRY_MAX_S = 1.0
 
 
+class _Elsewhere(HotswapError):
+    """Whoever is connected does not lead, or not any more."""
+
+
 class ControlChannel:
     """What is sent while there is no coordinator is dropped: the next registration says all that still matters."""
 
@@ -37,11 +45,20 @@ class ControlChannel:
         self._receive = receive
         self._link: AsyncLink[Any] | None = None
         self._alone_since = clock()
+        self._addresses = [(config.coordinator_host, config.coordinator_port), *config.coordinators]
+        self._turn = 0
+        self._hint: tuple[str, int] | None = None
+        self._term = 0
 
     @property
     def alone_s(self) -> float:
         """For how long no coordinator has heard this agent, 0 while one does."""
         return 0.0 if self._link is not None else self._clock() - self._alone_since
+
+    @property
+    def term(self) -> int:
+        """Of the newest leader that was heard; 0: there is just one coordinator."""
+        return self._term
 
     def send(self, message: Any) -> None:
         """Tell the coordinator, if there is one."""
@@ -54,35 +71,71 @@ class ControlChannel:
         delay = RETRY_FIRST_S
         while True:
             began = loop.time()
+            asked, self._hint = self._hint or self._addresses[self._turn], None
             try:
-                link = await self._open()
+                link = await self._open(*asked)
             except AuthError:
                 raise
             except HotswapError as error:
                 log.info("coordinator: %s; training goes on without it", error)
             else:
                 await self._serve(link)
+            self._turn = (self._turn + 1) % len(self._addresses)
             # A coordinator that accepts and hangs up at once must not be asked without a pause either.
             delay = RETRY_FIRST_S if loop.time() - began > RETRY_MAX_S else min(2 * delay, RETRY_MAX_S)
             await asyncio.sleep(delay)
 
-    async def _open(self) -> AsyncLink[Any]:
-        config = self._config
-        return await open_link(
-            config.coordinator_host, config.coordinator_port, control_codec(), config.token, config.timing.connect_s
-        )
+    async def _open(self, host: str, port: int) -> AsyncLink[Any]:
+        return await open_link(host, port, control_codec(), self._config.token, self._config.timing.connect_s)
 
     async def _serve(self, link: AsyncLink[Any]) -> None:
         """One connection, from registration to its end. What goes wrong in receiving a message is not the link's fault."""
         link.send(self._register())
-        self._link = link
+        # Where there are several, whoever does not say that it leads does not.
+        if len(self._addresses) == 1 and not self._term:
+            self._link = link
+        leads = 0
         try:
-            while (message := await _next(link)) is not None:
-                self._receive(message)
+            while (message := await self._next(link, leads)) is not None:
+                if isinstance(message, m.Lead):
+                    leads = self._accept(message.term)
+                    self._link = link
+                elif isinstance(message, m.Follow):
+                    self._follow(message)
+                    # Nobody has heard this agent: for how long it has been alone goes on.
+                    self._link = None
+                    break
+                elif self._link is link:
+                    self._receive(message)
+        except _Elsewhere as reason:
+            log.info("coordinator: %s; looking for another one", reason)
         finally:
             link.close()
-            self._link = None
-            self._alone_since = self._clock()
+            if self._link is link:
+                self._link = None
+                self._alone_since = self._clock()
+
+    def _accept(self, term: int) -> int:
+        if term < self._term:
+            raise _Elsewhere(f"it leads in term {term}, which is over: the newest is {self._term}")
+        self._term = term
+        return term
+
+    def _follow(self, message: m.Follow) -> None:
+        """The one that was asked knows the leader; it may be wrong, or the leader out of reach, so it is asked once."""
+        if message.host and message.term >= self._term:
+            self._hint = (message.host, message.port)
+
+    async def _next(self, link: AsyncLink[Any], leads: int) -> Any | None:
+        """The next message; None at the end of the connection."""
+        several = leads or len(self._addresses) > 1
+        try:
+            return await asyncio.wait_for(link.receive(), self._config.timing.lease_s if several else None)
+        except asyncio.TimeoutError:
+            raise _Elsewhere("it says nothing") from None
+        except HotswapError as error:
+            log.info("coordinator: %s; training goes on without it", error)
+            return None
 
     async def close(self) -> None:
         """Let the last words out."""
@@ -91,11 +144,3 @@ class ControlChannel:
         if link is not None:
             await link.flush(self._config.timing.connect_s)
             link.close()
-
-
-async def _next(link: AsyncLink[Any]) -> Any | None:
-    try:
-        return await link.receive()
-    except HotswapError as error:
-        log.info("coordinator: %s; training goes on without it", error)
-        return None

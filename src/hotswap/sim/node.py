@@ -167,7 +167,7 @@ class ControlModel(ControlChannel):
         super().__init__(config, register, receive, model.loop.time)
         self._model = model
 
-    async def _open(self) -> Any:
+    async def _open(self, host: str, port: int) -> Any:
         self._model.link = await self._model.job.connect(self._model)
         return self._model.link
 

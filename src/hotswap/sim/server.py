@@ -106,6 +106,6 @@ class ServerModel(CoordinatorServer):
         if not task.cancelled() and (error := task.exception()) is not None:
             self.loop.fail(error)
 
-    def _ended(self, done: asyncio.Future[int]) -> None:
+    def _ended(self, done: asyncio.Future[int | None]) -> None:
         if (error := done.exception()) is not None:
             self.loop.fail(error)

@@ -119,7 +119,9 @@ class StoreServer:
             return Table.restored(msgspec.json.decode(data, type=Saved), self._clock())
         except msgspec.MsgspecError as error:
             # Beginning anew beside coordinators that know better would give two leaders the same term.
-            raise UsageError(f"--file {self._path} is not a store's: {error}; restore it, or name another file") from None
+            raise UsageError(
+                f"--file {self._path} is not a store's: {error}; restore it, or name another file"
+            ) from None
 
     def _save(self) -> None:
         """Whole, or as it was: the name moves to the new contents once they are on the disk."""

@@ -62,7 +62,8 @@ class TcpStore:
         try:
             async with self._turn:
                 return await asyncio.wait_for(self._exchange(request, answer), self._timeout_s)
-        except AuthError:
+        except (AuthError, asyncio.CancelledError):
+            await self.close()
             raise
         except (HotswapError, asyncio.TimeoutError, OSError) as error:
             # An answer that comes late must not be taken for that of the next request.
