@@ -140,9 +140,16 @@ class CoordinatorServer:
         working = [self._start(self._pulse(), self._serving)]
         if self.leadership is not None and self.outbox is not None:
             working.append(self._start(self._keep(self.leadership), self._serving))
+            working.append(self._start(self._proclaim(), self._serving))
             working.append(self._start(self._write(self.outbox), self._serving))
         self._set_timer()
         return working
+
+    async def _proclaim(self) -> None:
+        """An agent that hears nothing for a lease looks for another leader."""
+        while True:
+            await asyncio.sleep(self.config.timing.lease_beat_s)
+            self._say_that_it_leads(self.links.values())
 
     async def _keep(self, leadership: Leadership) -> None:
         self.step_down(await leadership.keep())
@@ -317,7 +324,6 @@ class CoordinatorServer:
         """Notice when this process did not get to run: others were not silent then, it was deaf."""
         while True:
             await asyncio.sleep(self.config.timing.heartbeat_s)
-            self._say_that_it_leads(self.links.values())
             overslept_s = self._overslept()
             if overslept_s:
                 self._handle(Tick(overslept_s=overslept_s))
