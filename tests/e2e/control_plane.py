@@ -67,7 +67,9 @@ class Server:
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
-            self.wait()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
 
     def tail(self) -> str:
         return f"--- {self.log}\n" + "\n".join(self.log.read_text(errors="replace").splitlines()[-25:])

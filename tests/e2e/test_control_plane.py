@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from control_plane import LEASE_S, TWO, ControlPlane, control_plane, wait_until_ended
+from control_plane import LEASE_S, TWO, ControlPlane, control_plane, store, wait_until_ended
 from e2e_harness import Cell, ForkServer, Job, Outcome, Program, assert_clean, assert_identical, running
+from etcd_cluster import cluster, require_etcd
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 Reference = Callable[[Cell], Outcome]
@@ -63,3 +67,76 @@ def test_the_leader_is_killed_and_a_node_after_it(begin: Begin, reference_of: Re
     took = lose_a_node(job)
     assert took < 10.0, job.story()
     finish(job, plane, reference_of, recoveries=1)
+
+
+@pytest.mark.full_matrix
+def test_a_leader_that_stands_still_has_nothing_to_say_when_it_goes_on(begin: Begin, reference_of: Reference) -> None:
+    job, plane = begin()
+    train(job)
+    frozen = plane.leading(job)
+    frozen.signal(signal.SIGSTOP)
+    assert job.wait_for("coordinator_started")["term"] == 2
+    job.wait_for("coordinator_took_over")
+    # Its connections were open all the time, but its agents have left it for one that speaks.
+    lose_a_node(job)
+    frozen.signal(signal.SIGCONT)
+    stepped_down = job.wait_for("coordinator_stepped_down")
+    assert stepped_down["pid"] == frozen.process.pid
+    finish(job, plane, reference_of, recoveries=1)
+
+
+@pytest.mark.full_matrix
+def test_a_leader_that_is_told_to_end_lets_another_one_lead_at_once(begin: Begin, reference_of: Reference) -> None:
+    job, plane = begin()
+    train(job)
+    left = plane.leading(job)
+    left.signal(signal.SIGTERM)
+    stepped_down, started = job.wait_for("coordinator_stepped_down"), job.wait_for("coordinator_started")
+    assert left.wait() == 128 + signal.SIGTERM
+    assert started["term"] == 2 and started["time"] - stepped_down["time"] < LEASE_S, (
+        "it has waited for the lease to end"
+    )
+    finish(job, plane, reference_of, recoveries=0)
+
+
+@pytest.mark.full_matrix
+def test_while_nobody_leads_training_goes_on_and_a_loss_waits(begin: Begin, reference_of: Reference) -> None:
+    """The store is gone, so all coordinators stand by. It comes back with all that it knew."""
+    job, plane = begin(cell=replace(CELL, steps=400))
+    train(job)
+    assert plane.store is not None
+    port = plane.store.port
+    plane.store.kill()
+    job.wait_for("coordinator_stepped_down")
+    job.kill_node("node1")
+    time.sleep(LEASE_S)  # Nothing may happen now; if it did, it would be in the log by then.
+    before = len(job.events)
+    plane.store = store(Path(plane.store.log).parent, port)
+    job.wait_for("coordinator_started")
+    assert not [event for event in job.events[:before] if event["event"] == "spare_promoted"]
+    job.wait_for("recovery_done")
+    outcome = job.finish()
+    assert_identical(outcome, reference_of(job.cell))
+    assert_clean(outcome)
+
+
+@pytest.mark.full_matrix
+@pytest.mark.etcd
+def test_with_etcd_a_member_is_killed_then_the_leader_then_a_node(
+    begin: Begin, tmp_path: Path, reference_of: Reference
+) -> None:
+    require_etcd()
+    with cluster(tmp_path / "etcd") as etcd:
+        job, plane = begin(etcd.url, replace(CELL, steps=600))
+        train(job)
+        etcd.leader().kill()
+        job.wait_for("step_committed")
+        plane.leading(job).kill()
+        started = job.wait_for("coordinator_started")
+        assert started["term"] == 1 + len([e for e in job.events if e["event"] == "coordinator_stepped_down"]) + 1
+        job.wait_for("coordinator_took_over")
+        lose_a_node(job)
+        outcome = job.finish()
+        assert_identical(outcome, reference_of(job.cell))
+        assert_clean(outcome)
+        assert len(outcome.named("recovery_done")) == 2, outcome.story

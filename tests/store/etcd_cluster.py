@@ -114,6 +114,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def cluster(directory: Path) -> Iterator[Cluster]:
+    directory.mkdir(parents=True, exist_ok=True)
     made = Cluster(directory)
     try:
         made.wait()

@@ -46,19 +46,16 @@ class ControlChannel:
         self._link: AsyncLink[Any] | None = None
         self._alone_since = clock()
         self._addresses = [(config.coordinator_host, config.coordinator_port), *config.coordinators]
-        self._turn = 0
+        self._turn = -1
+        self._asked: tuple[str, int] | None = None
         self._hint: tuple[str, int] | None = None
+        self._led = False
         self._term = 0
 
     @property
     def alone_s(self) -> float:
         """For how long no coordinator has heard this agent, 0 while one does."""
-        return 0.0 if self._link is not None else self._clock() - self._alone_since
-
-    @property
-    def term(self) -> int:
-        """Of the newest leader that was heard; 0: there is just one coordinator."""
-        return self._term
+        return 0.0 if self._led else self._clock() - self._alone_since
 
     def send(self, message: Any) -> None:
         """Tell the coordinator, if there is one."""
@@ -71,66 +68,75 @@ class ControlChannel:
         delay = RETRY_FIRST_S
         while True:
             began = loop.time()
-            asked, self._hint = self._hint or self._addresses[self._turn], None
+            self._asked, self._hint = self._hint or self._another(), None
             try:
-                link = await self._open(*asked)
+                link = await self._open(*self._asked)
             except AuthError:
                 raise
             except HotswapError as error:
                 log.info("coordinator: %s; training goes on without it", error)
             else:
                 await self._serve(link)
-            self._turn = (self._turn + 1) % len(self._addresses)
             # A coordinator that accepts and hangs up at once must not be asked without a pause either.
             delay = RETRY_FIRST_S if loop.time() - began > RETRY_MAX_S else min(2 * delay, RETRY_MAX_S)
             await asyncio.sleep(delay)
 
+    def _another(self) -> tuple[str, int]:
+        """The next in turn; not the one that was asked last, if there are others."""
+        for _ in self._addresses:
+            self._turn = (self._turn + 1) % len(self._addresses)
+            if self._addresses[self._turn] != self._asked:
+                break
+        return self._addresses[self._turn]
+
+    @property
+    def _several(self) -> bool:
+        return bool(self._term) or len(self._addresses) > 1
+
     async def _open(self, host: str, port: int) -> AsyncLink[Any]:
-        return await open_link(host, port, control_codec(), self._config.token, self._config.timing.connect_s)
+        timing = self._config.timing
+        timeout_s = min(timing.connect_s, timing.lease_s) if self._several else timing.connect_s
+        return await open_link(host, port, control_codec(), self._config.token, timeout_s)
 
     async def _serve(self, link: AsyncLink[Any]) -> None:
         """One connection, from registration to its end. What goes wrong in receiving a message is not the link's fault."""
         link.send(self._register())
+        # From here on everything is said that is not in the registration, also to one that may turn out not to lead.
+        self._link = link
         # Where there are several, whoever does not say that it leads does not.
-        if len(self._addresses) == 1 and not self._term:
-            self._link = link
-        leads = 0
+        self._led = not self._several
         try:
-            while (message := await self._next(link, leads)) is not None:
+            while (message := await self._next(link)) is not None:
                 if isinstance(message, m.Lead):
-                    leads = self._accept(message.term)
-                    self._link = link
+                    self._accept(message.term)
                 elif isinstance(message, m.Follow):
                     self._follow(message)
-                    # Nobody has heard this agent: for how long it has been alone goes on.
-                    self._link = None
                     break
-                elif self._link is link:
+                elif self._led:
                     self._receive(message)
         except _Elsewhere as reason:
             log.info("coordinator: %s; looking for another one", reason)
         finally:
             link.close()
-            if self._link is link:
-                self._link = None
-                self._alone_since = self._clock()
+            self._link = None
+            if self._led:
+                self._led, self._alone_since = False, self._clock()
 
-    def _accept(self, term: int) -> int:
+    def _accept(self, term: int) -> None:
         if term < self._term:
             raise _Elsewhere(f"it leads in term {term}, which is over: the newest is {self._term}")
-        self._term = term
-        return term
+        self._term, self._led = term, True
 
     def _follow(self, message: m.Follow) -> None:
         """The one that was asked knows the leader; it may be wrong, or the leader out of reach, so it is asked once."""
+        self._led = False
         if message.host and message.term >= self._term:
             self._hint = (message.host, message.port)
 
-    async def _next(self, link: AsyncLink[Any], leads: int) -> Any | None:
+    async def _next(self, link: AsyncLink[Any]) -> Any | None:
         """The next message; None at the end of the connection."""
-        several = leads or len(self._addresses) > 1
         try:
-            return await asyncio.wait_for(link.receive(), self._config.timing.lease_s if several else None)
+            return await asyncio.wait_for(link.receive(), self._config.timing.lease_s if self._several else None)
         except asyncio.TimeoutError:
             raise _Elsewhere("it says nothing") from None
         except HotswapError as error:

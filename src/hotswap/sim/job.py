@@ -107,7 +107,7 @@ class JobModel:
         self.world = World(seed)
         # Of their own, so that a seed with one coordinator is what it has always been.
         dice = random.Random(f"coordinators of {seed}")
-        self.setup = draw_setup(self.world, **{"coordinators": dice.choice((1, 1, 2, 3)), **spoilt})
+        self.setup = draw_setup(self.world, **{"coordinators": dice.choice((1, 1, 1, 2, 3)), **spoilt})
         self.council = Council(self, self.setup.coordinators, dice) if self.setup.coordinators > 1 else None
         self.remembers = self.setup.event_log or self.council is not None
         # Modelled workers do not say how far they are.
