@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from e2e_harness import DDP, Cell, Job, Program
+from e2e_harness import DDP, SCRIPTS, Cell, Job, Program
 
 from hotswap.demo.options import Layout, TrainOptions
 
@@ -25,10 +25,16 @@ LEASE_S = 5.0
 TWO = Program(
     name="ddp-two-nodes",
     script=DDP.script,
-    train=TrainOptions(layout=Layout(dp=2), steps=250, eval_every=50, tokens=64, width=64, layers=2, rows=4, warmup=2),
+    train=TrainOptions(layout=Layout(dp=2), steps=80, eval_every=20, tokens=16, width=32, layers=1, rows=2, warmup=2),
     nodes=2,
     width=1,
 )
+
+
+def paced(steps: int = TWO.train.steps, step_s: float = 0.15) -> Cell:
+    """A job that lasts, in which nothing takes long."""
+    script = (str(Path(__file__).parent / "scripts" / "paced.py"), str(step_s), str(SCRIPTS / TWO.script))
+    return Cell(program=TWO, steps=steps, script=script, deadline_s=150.0)
 
 
 class Server:

@@ -36,6 +36,11 @@ def coordinator_parser() -> argparse.ArgumentParser:
     made.add_argument("--rdzv-id", required=True, help="the job's name; another one for each run of it")
     made.add_argument("--listen", default=f"0.0.0.0:{place.PORT}", metavar="HOST:PORT", help="default: %(default)s")
     made.add_argument("--advertise", default="", metavar="HOST", help="where agents reach this host")
+    made.add_argument(
+        "--go-on",
+        action="store_true",
+        help="it was started again in the same run of the job: go on with the event log that is there",
+    )
     made.add_argument("--log-dir", required=True, help="the event log goes to JOB/events.jsonl in it")
     shared.add_token_flag(made)
     shared.add_store_flags(made)
@@ -67,6 +72,7 @@ def coordinator(argv: list[str]) -> int:
     config = CoordinatorConfig(
         job_id=args.rdzv_id,
         token=shared.required_token(args.token_file),
+        restarted=args.go_on,
         host=host,
         port=port,
         advertise_host=_advertised(args, host),

@@ -1,0 +1,225 @@
+"""Does training notice that its coordinator is gone, and how soon is a node replaced that was lost meanwhile?
+
+    python benchmarks/coordinator_gone.py [--gone-s 60] [--output docs/measured/coordinator_gone.json]
+
+One job of two nodes and a spare on this machine, with a coordinator of its own (`hotswap coordinator`). It trains for a while; the
+coordinator is killed and stays away for --gone-s seconds; training goes on for a while after its return, and it is taken away again:
+three stretches with it and two without it, of the same length, in turns, so that whatever else the machine does falls on both.
+Compared are medians of step times. In the last absence, 5 s before its end, all processes of a node are killed: `resumed_s` is the time
+from the coordinator's return to the first step that is committed with the spare. The end of it must be bit for bit that of a run that
+nothing has happened to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import runpy
+import secrets
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import hotswap
+from hotswap.demo.options import Layout, TrainOptions
+from hotswap.demo.records import read_final
+
+SCRIPT = Path(hotswap.__file__).parent / "demo" / "train_ddp.py"
+STEPS = "HOTSWAP_BENCH_STEPS"
+LOSS_BEFORE_RETURN_S = 5.0
+RETURN_S = 1.0
+"""What an agent may take to find a coordinator that is back."""
+START_S = 120.0
+
+
+def in_worker() -> None:
+    """The training, with a line for the beginning of each step; it ends when the file ``stop`` says at which step."""
+    from hotswap.demo.loader import ExactlyOnceLoader
+
+    original = ExactlyOnceLoader.next_step
+    path = Path(os.environ[STEPS]) / f"steps-{os.environ['RANK']}-{os.getpid()}"
+
+    def next_step(self: Any) -> Any:
+        with path.open("a") as file:
+            file.write(f"{self.position} {time.time()}\n")
+        return original(self)
+
+    ExactlyOnceLoader.next_step = next_step  # type: ignore[method-assign]
+    sys.argv = sys.argv[1:]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+class Run:
+    """The job and its coordinator."""
+
+    def __init__(self, directory: Path, train: TrainOptions) -> None:
+        self.directory = directory
+        directory.mkdir()
+        self._token = directory / "token"
+        self._token.touch(mode=0o600)
+        self._token.write_text(secrets.token_hex(32))
+        self._address = "127.0.0.1:0"
+        self.coordinator = self.start_coordinator()
+        command = [
+            *(sys.executable, "-m", "hotswap.cli", "run", "--standalone", "--nnodes", "2:3", "--nproc-per-node", "1"),
+            *("--coordinator", self._address, "--token-file", str(self._token), "--log-dir", str(directory)),
+            *("--rdzv-id", "job", "--redirects", "3", "--overhead-limit", "0"),
+            *(__file__, "--worker", str(SCRIPT), *train.to_arguments(), "--out", str(directory)),
+        ]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", STEPS: str(directory)}
+        with (directory / "launcher.log").open("wb") as log:
+            self.launcher = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
+
+    def start_coordinator(self, *more: str) -> subprocess.Popen[bytes]:
+        command = [
+            *(sys.executable, "-m", "hotswap.cli", "coordinator", "--nnodes", "2:3", "--nproc-per-node", "1"),
+            *("--listen", self._address, "--token-file", str(self._token), "--rdzv-id", "job"),
+            *("--log-dir", str(self.directory), *more),
+        ]
+        with (self.directory / "coordinator.log").open("ab") as log:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log)
+        assert process.stdout is not None
+        self._address = f"127.0.0.1:{json.loads(process.stdout.readline())['port']}"
+        return process
+
+    def take_coordinator_away(self) -> None:
+        self.coordinator.kill()
+        self.coordinator.wait()
+
+    def bring_coordinator_back(self) -> float:
+        self.coordinator = self.start_coordinator("--go-on")
+        return time.time()
+
+    def events(self, name: str, after: float = 0.0) -> list[dict[str, Any]]:
+        path = self.directory / "job" / "events.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        found = [json.loads(line) for line in lines if line.endswith("}")]
+        return [event for event in found if event["event"] == name and event["time"] >= after]
+
+    def wait_for(self, name: str, after: float = 0.0) -> dict[str, Any]:
+        end = time.monotonic() + START_S
+        while not (found := self.events(name, after)):
+            if time.monotonic() > end or self.launcher.poll() is not None:
+                raise SystemExit(f"no {name}; see {self.directory}")
+            time.sleep(0.02)
+        return found[0]
+
+    def kill_node(self, name: str) -> None:
+        if self.launcher.poll() is not None:
+            raise SystemExit("the job has ended already: more --steps are needed")
+        pids = json.loads((self.directory / "job" / "pids.json").read_text())
+        os.killpg(pids["agents"][name], signal.SIGKILL)
+
+    def step_times(self) -> list[tuple[float, float]]:
+        """Beginning and length of the steps of slot 0, which no fault touches."""
+        times = []
+        for path in self.directory.glob("steps-0-*"):
+            lines = [line.split() for line in path.read_text().splitlines()]
+            begins = [(int(step), float(at)) for step, at in lines]
+            times += [(at, later - at) for (step, at), (n, later) in itertools.pairwise(begins) if n == step + 1]
+        return times
+
+    def close(self) -> None:
+        for process in (self.launcher, self.coordinator):
+            if process.poll() is None:
+                process.terminate()
+                process.wait(30)
+
+
+def measure(directory: Path, train: TrainOptions, gone_s: float) -> dict[str, Any]:
+    run = Run(directory, train)
+    stretches: dict[str, list[tuple[float, float]]] = {"with": [], "without": []}
+    try:
+        run.wait_for("spare_ready")
+        run.wait_for("step_committed")
+        time.sleep(3)
+        for last in (False, True):
+            began = time.time()
+            time.sleep(gone_s - LOSS_BEFORE_RETURN_S)
+            stretches["with"].append((began, time.time()))
+            run.take_coordinator_away()
+            began = time.time()
+            time.sleep(gone_s - LOSS_BEFORE_RETURN_S)
+            stretches["without"].append((began, time.time()))
+            if last:
+                run.kill_node("node1")
+            time.sleep(LOSS_BEFORE_RETURN_S)
+            back_at = run.bring_coordinator_back()
+            took_over = run.wait_for("coordinator_took_over", back_at - 1)
+            if not last:
+                time.sleep(RETURN_S)
+        done = run.wait_for("recovery_done", back_at - 1)
+        began = time.time()
+        code = run.launcher.wait(600)
+        stretches["with"].append((began, min(began + gone_s - LOSS_BEFORE_RETURN_S, time.time())))
+        steps = run.step_times()
+    finally:
+        run.close()
+    lengths = {
+        name: [length for begin, end in spans for at, length in steps if begin <= at and at + length <= end]
+        for name, spans in stretches.items()
+    }
+    medians = {name: statistics.median(values) for name, values in lengths.items()}
+    return {
+        "exit_code": code,
+        "gone_s": gone_s,
+        "steps": {name: len(values) for name, values in lengths.items()},
+        "median_step_ms": {name: round(1000 * value, 3) for name, value in medians.items()},
+        "by_stretch_ms": {
+            name: [
+                round(1000 * statistics.median([n for at, n in steps if begin <= at and at + n <= end] or [0.0]), 3)
+                for begin, end in spans
+            ]
+            for name, spans in stretches.items()
+        },
+        "ratio": round(medians["without"] / medians["with"], 4),
+        "took_over_s": round(took_over["time"] - back_at, 3),
+        "resumed_s": round(done["time"] - back_at, 3),
+        "redone_steps": done["redone_steps"],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gone-s", type=float, default=60.0)
+    parser.add_argument(
+        "--steps", type=int, default=14000, help="of the whole job; it has to outlast four times --gone-s"
+    )
+    parser.add_argument("--output", default="")
+    args = parser.parse_args()
+    train = TrainOptions(
+        layout=Layout(dp=2), steps=args.steps, eval_every=0, tokens=64, width=64, layers=2, rows=2, warmup=2
+    )
+    load = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory(prefix="hotswap-bench-") as folder:
+        found = measure(Path(folder) / "disturbed", train, args.gone_s)
+        reference = Path(folder) / "reference"
+        command = [
+            *(sys.executable, "-m", "hotswap.cli", "run", "--standalone", "--nnodes", "2", "--nproc-per-node", "1"),
+            *("--redirects", "3", "--overhead-limit", "0", "--log-dir", str(reference), str(SCRIPT)),
+            *(*train.to_arguments(), "--out", str(reference)),
+        ]
+        reference.mkdir()
+        subprocess.run(command, check=True, stdin=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        identical = read_final(reference) == read_final(Path(folder) / "disturbed")
+    command_line = " ".join(["python", "benchmarks/coordinator_gone.py", *sys.argv[1:]])
+    result = {"command": command_line, "load_average": round(load, 1), **found, "identical": identical}
+    text = json.dumps(result, indent=1)
+    print(text)
+    if args.output:
+        Path(args.output).write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--worker"]:
+        del sys.argv[1]
+        in_worker()
+    else:
+        main()
