@@ -96,14 +96,20 @@ def store(directory: Path, port: int = 0, prefix: Sequence[str] = (), host: str 
 
 
 def coordinator(
-    name: str, directory: Path, cell: Cell, url: str, prefix: Sequence[str] = (), listen: str = "127.0.0.1:0"
+    name: str,
+    directory: Path,
+    cell: Cell,
+    url: str,
+    prefix: Sequence[str] = (),
+    listen: str = "127.0.0.1:0",
+    budget_s: str = "30",
 ) -> Server:
     """``hotswap coordinator``, for a job with that cell's nodes; its events go to the job's own log."""
     nodes = f"{cell.program.nodes}:{cell.program.nodes + cell.spares}"
     command = [
         *("coordinator", "--nnodes", nodes, "--nproc-per-node", str(cell.program.width), "--rdzv-id", "job"),
         *("--listen", listen, "--log-dir", str(directory), "--token-file", token_file(directory)),
-        *("--detection-budget-s", "30", "--lease-s", str(LEASE_S), "--store", url),
+        *("--detection-budget-s", budget_s, "--lease-s", str(LEASE_S), "--store", url),
     ]
     return Server(name, command, directory / f"{name}.log", prefix)
 

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -75,6 +75,7 @@ class Cluster:
         prefixes: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self.directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
         hosts = addresses or dict.fromkeys(MEMBERS, "127.0.0.1")
         ports = {name: (2379, 2380) if addresses else (free_port(), free_port()) for name in hosts}
         peers = {name: f"http://{host}:{ports[name][1]}" for name, host in hosts.items()}
@@ -95,9 +96,13 @@ class Cluster:
     def url(self) -> str:
         return "etcd://" + ",".join(member.url.removeprefix("http://") for member in self.members.values())
 
-    def wait(self) -> None:
+    def wait(self, is_healthy: Callable[[str, str], bool] | None = None) -> None:
+        """*is_healthy*: of a member with that name and address, which cannot be reached from here."""
         end = time.monotonic() + START_S
-        while not all(member.is_healthy() for member in self.members.values()):
+        while not all(
+            member.is_healthy() if is_healthy is None else is_healthy(member.name, member.url)
+            for member in self.members.values()
+        ):
             if time.monotonic() > end:
                 raise AssertionError("etcd did not start\n" + "\n".join(m.tail() for m in self.members.values()))
             time.sleep(0.05)
@@ -114,7 +119,6 @@ class Cluster:
 
 @contextlib.contextmanager
 def cluster(directory: Path) -> Iterator[Cluster]:
-    directory.mkdir(parents=True, exist_ok=True)
     made = Cluster(directory)
     try:
         made.wait()
