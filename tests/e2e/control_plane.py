@@ -20,7 +20,7 @@ from hotswap.demo.options import Layout, TrainOptions
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 START_S = 30.0
-LEASE_S = 5.0
+LEASE_S = 4.0
 """Long for a machine that is not busy, short for one that runs several jobs."""
 TWO = Program(
     name="ddp-two-nodes",
@@ -31,7 +31,7 @@ TWO = Program(
 )
 
 
-def paced(steps: int = TWO.train.steps, step_s: float = 0.15) -> Cell:
+def paced(steps: int = TWO.train.steps, step_s: float = 0.12) -> Cell:
     """A job that lasts, in which nothing takes long."""
     script = (str(Path(__file__).parent / "scripts" / "paced.py"), str(step_s), str(SCRIPTS / TWO.script))
     return Cell(program=TWO, steps=steps, script=script, deadline_s=150.0)

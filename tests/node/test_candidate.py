@@ -37,7 +37,11 @@ class Quick(Timing):
 
     @property
     def lease_s(self) -> float:
-        return 1.5
+        return 1.2
+
+    @property
+    def connect_s(self) -> float:
+        return 1.0
 
 
 REGISTER = m.Register(node="a#1", fault_domain="", endpoint=Endpoint(host="127.0.0.1", port=1))

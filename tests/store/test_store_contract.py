@@ -24,6 +24,7 @@ from hotswap.store.tcp import TcpStore
 TOKEN = "0123456789abcdef0123456789abcdef"
 TIMEOUT_S = 5.0
 TTL_S = 2.0
+"""The shortest that etcd grants."""
 Test = Callable[[Store, Store], Coroutine[Any, Any, None]]
 
 
