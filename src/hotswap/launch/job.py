@@ -167,7 +167,7 @@ class Job:
             checkpoint_dir=options.checkpoint_dir or None,
             node_history=options.node_history or None,
             store=options.store,
-            advertise_host=self.place.coordinator_host,
+            advertise_host=self.place.advertise_host,
         )
         self._coordinator = start("coordinator", COORDINATOR, log=log, answers=True, without=SECRETS)
         self._coordinator.tell(config)

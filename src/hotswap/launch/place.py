@@ -98,7 +98,8 @@ def _with_coordinators_elsewhere(options: Options) -> Place:
 
 
 def _among_others(options: Options) -> Place:
-    addresses = [resolve("--rdzv-endpoint", address) for address in options.endpoint.split(",")]
+    endpoints = options.endpoint.split(",")
+    addresses = [resolve("--rdzv-endpoint", endpoint) for endpoint in endpoints]
     if len(addresses) > 1 and options.store is None:
         raise UsageError("more than one --rdzv-endpoint is for several coordinators, which need --store to agree")
     if options.node_rank is not None:
@@ -107,12 +108,12 @@ def _among_others(options: Options) -> Place:
         index = next((index for index, (host, _) in enumerate(addresses) if _is_local(host)), None)
     hosts = index is not None
     # An agent asks the coordinator that its own launcher has started first.
-    host, port = addresses.pop(index or 0)
+    endpoint, (host, port) = endpoints[index or 0], addresses.pop(index or 0)
     own = options.bind_host or _address_towards(host)
     bind = options.bind_host or host
-    if hosts and not options.bind_host and _is_loopback(host) and not _names_loopback(options.endpoint):
+    if hosts and not options.bind_host and _is_loopback(host) and not _names_loopback(endpoint):
         raise UsageError(
-            f"--rdzv-endpoint {options.endpoint} is {host} on this node, where no other node can reach it; "
+            f"--rdzv-endpoint {endpoint} is {host} on this node, where no other node can reach it; "
             "pass --bind-host with this node's address"
         )
     return Place(

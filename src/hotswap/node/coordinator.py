@@ -29,7 +29,15 @@ from hotswap.core.events import Disconnect, Effect, Event, Exit, FromNode, NodeG
 from hotswap.core.past import Past, recall
 from hotswap.core.rendezvous import RendezvousTable
 from hotswap.core.types import NodeId
-from hotswap.errors import EXIT_REQUEUE, HotswapError, PeerUnreachable, ProtocolError
+from hotswap.errors import (
+    EXIT_REQUEUE,
+    EXIT_USAGE,
+    AuthError,
+    HotswapError,
+    PeerUnreachable,
+    ProtocolError,
+    UsageError,
+)
 from hotswap.node.accept import accept_all, listen
 from hotswap.node.candidate import Candidate
 from hotswap.node.eventlog import EventLog
@@ -391,6 +399,10 @@ def main() -> int:
         said = {"error": f"cannot serve on {config.host}:{config.port}: {error}", "errno": error.errno}
         print(json.dumps(said), flush=True)
         return EXIT_REQUEUE
+    except (UsageError, AuthError) as error:
+        # The store refuses this coordinator: it would refuse the next one too.
+        print(json.dumps({"warning": str(error)}), flush=True)
+        code = EXIT_USAGE
     if code is None:
         return 128 + signal.SIGTERM
     # A line that a crash cannot print tells the launcher that the job has ended, and not just this process.
