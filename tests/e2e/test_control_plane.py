@@ -9,8 +9,8 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 import pytest
-from control_plane import LEASE_S, ControlPlane, control_plane, paced, store, wait_until_ended
-from e2e_harness import Cell, ForkServer, Job, Outcome, Program, assert_clean, assert_identical, running
+from control_plane import LEASE_S, ControlPlane, Server, control_plane, paced, store, wait_until_ended
+from e2e_harness import Cell, Event, ForkServer, Job, Outcome, Program, assert_clean, assert_identical, running
 from etcd_cluster import cluster, require_etcd
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
@@ -36,6 +36,15 @@ def begin(tmp_path: Path, server_of: Callable[[Program], ForkServer]) -> Iterato
 def train(job: Job) -> None:
     job.wait_for("spare_ready")
     job.wait_for("step_committed")
+
+
+def succeeded(job: Job, leader: Server) -> Event:
+    """Another one leads, in a later term."""
+    terms = [event["term"] for event in job.events if event["event"] == "coordinator_started"]
+    while (started := job.wait_for("coordinator_started"))["pid"] == leader.process.pid:
+        pass  # On a machine that is this busy a lease may be lost and won again.
+    assert started["term"] > terms[-1]
+    return started
 
 
 def lose_a_node(job: Job, name: str = "node1") -> float:
@@ -66,7 +75,7 @@ def test_the_leader_is_killed_and_a_node_after_it(begin: Begin, reference_of: Re
     train(job)
     killed = plane.leading(job)
     killed.kill()
-    assert job.wait_for("coordinator_started")["term"] == 2
+    succeeded(job, killed)
     assert job.wait_for("coordinator_took_over")["members"] == 2
     took = lose_a_node(job)
     assert took < 10.0, job.story()
@@ -79,13 +88,12 @@ def test_a_leader_that_stands_still_has_nothing_to_say_when_it_goes_on(begin: Be
     train(job)
     frozen = plane.leading(job)
     frozen.signal(signal.SIGSTOP)
-    assert job.wait_for("coordinator_started")["term"] == 2
+    succeeded(job, frozen)
     job.wait_for("coordinator_took_over")
     # Its connections were open all the time, but its agents have left it for one that speaks.
     lose_a_node(job)
     frozen.signal(signal.SIGCONT)
-    stepped_down = job.wait_for("coordinator_stepped_down")
-    assert stepped_down["pid"] == frozen.process.pid
+    job.wait_for("coordinator_stepped_down", pid=frozen.process.pid)
     # Agents have knocked at its door meanwhile, and gone away.
     finish(job, plane, reference_of, recoveries=1, refused=True)
 
@@ -96,11 +104,10 @@ def test_a_leader_that_is_told_to_end_lets_another_one_lead_at_once(begin: Begin
     train(job)
     left = plane.leading(job)
     left.signal(signal.SIGTERM)
-    stepped_down, started = job.wait_for("coordinator_stepped_down"), job.wait_for("coordinator_started")
+    stepped_down = job.wait_for("coordinator_stepped_down", pid=left.process.pid)
+    started = succeeded(job, left)
     assert left.wait() == 128 + signal.SIGTERM
-    assert started["term"] == 2 and started["time"] - stepped_down["time"] < LEASE_S, (
-        "it has waited for the lease to end"
-    )
+    assert started["time"] - stepped_down["time"] < LEASE_S, "it has waited for the lease to end"
     finish(job, plane, reference_of, recoveries=0)
 
 
@@ -136,9 +143,9 @@ def test_with_etcd_a_member_is_killed_then_the_leader_then_a_node(
         train(job)
         etcd.leader().kill()
         job.wait_for("step_committed")
-        plane.leading(job).kill()
-        started = job.wait_for("coordinator_started")
-        assert started["term"] == 1 + len([e for e in job.events if e["event"] == "coordinator_stepped_down"]) + 1
+        killed = plane.leading(job)
+        killed.kill()
+        succeeded(job, killed)
         job.wait_for("coordinator_took_over")
         lose_a_node(job)
         outcome = job.finish()

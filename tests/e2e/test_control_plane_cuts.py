@@ -156,7 +156,7 @@ def test_a_leader_on_the_minority_side_commits_nothing(site: Site, reference: Ou
             net.cut_both(host, majority)
         stepped_down = site.wait_for("coordinator_stepped_down", cut_at)
         led = site.wait_for("coordinator_started", cut_at)
-        assert (stepped_down["host"], led["host"], led["term"]) == ("k0", "k1", 2)
+        assert (stepped_down["host"], led["host"]) == ("k0", "k1")
         assert stepped_down["time"] < led["time"]
         done = site.wait_for("recovery_done", cut_at)
         assert done["host"] == "k1"
@@ -179,7 +179,7 @@ def test_the_node_of_rank_0_is_lost_with_the_leader_on_it(site: Site, reference:
     site.wait_for("spare_ready")
     first = site.wait_for("job_started")
     site.wait_for("recovery_done")
-    lost = "a" if site.wait_for("coordinator_started")["host"] == "a" else "b"
+    lost = [event["host"] for event in site.events if event["event"] == "coordinator_started"][-1]
     lost_at = time.time()
     pids = json.loads((site.directory / lost / "job" / "pids.json").read_text())
     groups = [pids["coordinator"], *pids["agents"].values()]
@@ -188,7 +188,7 @@ def test_the_node_of_rank_0_is_lost_with_the_leader_on_it(site: Site, reference:
         os.killpg(pid, signal.SIGKILL)
     assert first["nodes"][0].startswith("a#") or lost == "b"
     led = site.wait_for("coordinator_started", lost_at)
-    assert led["host"] != lost and led["term"] == 2
+    assert led["host"] != lost
     promoted = site.wait_for("spare_promoted", lost_at)
     assert promoted["replaces"].startswith(f"{lost}#") and promoted["node"].startswith("c#")
     site.wait_for("recovery_done", lost_at)

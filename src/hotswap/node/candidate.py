@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hotswap.config import CoordinatorConfig
@@ -118,6 +119,8 @@ class Candidate:
 
     async def _lead(self, leadership: Leadership) -> int | None:
         self.server = self._make_server(self.config, self.clock, leadership)
+        # Should it lead again, its event log is its own.
+        self.config = replace(self.config, restarted=True)
         try:
             return await self.server.lead()
         finally:
