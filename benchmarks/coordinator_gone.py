@@ -1,11 +1,11 @@
 """Does training notice that its coordinator is gone, and how soon is a node replaced that was lost meanwhile?
 
-    python benchmarks/coordinator_gone.py [--gone-s 60] [--output docs/measured/coordinator_gone.json]
+    python benchmarks/coordinator_gone.py [--gone-s 60] [--rounds 2] [--output docs/measured/coordinator_gone.json]
 
 One job of two nodes and a spare on this machine, with a coordinator of its own (`hotswap coordinator`). It trains for a while; the
-coordinator is killed and stays away for --gone-s seconds; training goes on for a while after its return, and it is taken away again:
-three stretches with it and two without it, of the same length, in turns, so that whatever else the machine does falls on both.
-Compared are medians of step times. In the last absence, 5 s before its end, all processes of a node are killed: `resumed_s` is the time
+coordinator is killed and stays away for --gone-s seconds; training goes on for a while after its return, and it is taken away again, and
+so on: stretches with it and without it, of the same length, in turns, so that whatever else the machine does falls on both. The
+median step of each stretch without it is divided by the mean of those before and after it; `ratio` is the median of that. In the last absence, 5 s before its end, all processes of a node are killed: `resumed_s` is the time
 from the coordinator's return to the first step that is committed with the spare. Every loss of every step must be bit for bit that of a
 run that nothing has happened to.
 """
@@ -135,14 +135,14 @@ class Run:
                 process.wait(30)
 
 
-def measure(directory: Path, train: TrainOptions, gone_s: float) -> dict[str, Any]:
+def measure(directory: Path, train: TrainOptions, gone_s: float, rounds: int) -> dict[str, Any]:
     run = Run(directory, train)
     stretches: dict[str, list[tuple[float, float]]] = {"with": [], "without": []}
     try:
         run.wait_for("spare_ready")
         run.wait_for("step_committed")
         time.sleep(3)
-        for last in (False, True):
+        for last in [False] * (rounds - 1) + [True]:
             began = time.time()
             time.sleep(gone_s - LOSS_BEFORE_RETURN_S)
             stretches["with"].append((began, time.time()))
@@ -164,23 +164,17 @@ def measure(directory: Path, train: TrainOptions, gone_s: float) -> dict[str, An
         steps = run.step_times()
     finally:
         run.close()
-    lengths = {
-        name: [length for begin, end in spans for at, length in steps if begin <= at and at + length <= end]
+    medians = {
+        name: [statistics.median(n for at, n in steps if begin <= at and at + n <= end) for begin, end in spans]
         for name, spans in stretches.items()
     }
-    medians = {name: statistics.median(values) for name, values in lengths.items()}
+    beside = [(before + after) / 2 for before, after in itertools.pairwise(medians["with"])]
+    ratios = [gone / there for gone, there in zip(medians["without"], beside, strict=True)]
     return {
         "gone_s": gone_s,
-        "steps": {name: len(values) for name, values in lengths.items()},
-        "median_step_ms": {name: round(1000 * value, 3) for name, value in medians.items()},
-        "by_stretch_ms": {
-            name: [
-                round(1000 * statistics.median([n for at, n in steps if begin <= at and at + n <= end] or [0.0]), 3)
-                for begin, end in spans
-            ]
-            for name, spans in stretches.items()
-        },
-        "ratio": round(medians["without"] / medians["with"], 4),
+        "median_step_ms": {name: [round(1000 * value, 2) for value in values] for name, values in medians.items()},
+        "ratios": [round(value, 3) for value in ratios],
+        "ratio": round(statistics.median(ratios), 3),
         "took_over_s": round(took_over["time"] - back_at, 3),
         "resumed_s": round(done["time"] - back_at, 3),
         "redone_steps": done["redone_steps"],
@@ -216,6 +210,7 @@ def differing(disturbed: Path, reference: Path, train: TrainOptions) -> tuple[in
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gone-s", type=float, default=60.0)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--output", default="")
     args = parser.parse_args()
     train = TrainOptions(
@@ -223,7 +218,7 @@ def main() -> None:
     )
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="hotswap-bench-") as folder:
-        found = measure(Path(folder) / "disturbed", train, args.gone_s)
+        found = measure(Path(folder) / "disturbed", train, args.gone_s, args.rounds)
         compared, wrong = differing(Path(folder) / "disturbed", Path(folder) / "reference", train)
     command_line = " ".join(["python", "benchmarks/coordinator_gone.py", *sys.argv[1:]])
     result = {
