@@ -25,6 +25,9 @@ commands:
   classify  what broke: reads logs, names cause, culprit and action (hotswap classify --help)
   report    what a job lost, why, and what it cost (hotswap report LOGDIR)
   drain     let a node leave a running job: a spare takes its place first (hotswap drain LOGDIR NODE)
+  coordinator
+            decide for a job on a host of its own, alone or as one of several (hotswap coordinator --help)
+  store     where several coordinators agree on which one leads, without etcd (hotswap store --help)
   doctor    can hotswap work here, and which deadlines would a job have (hotswap doctor --help)
   plan      what a job's protection takes in memory and network, and which losses it survives (hotswap plan --help)
   chaos     small real trainings lose something, each in another way: a table of how they came out (hotswap chaos --help)
@@ -108,12 +111,26 @@ def _plan(argv: list[str]) -> int:
     return main(argv)
 
 
+def _coordinator(argv: list[str]) -> int:
+    from hotswap.launch.control_plane import coordinator
+
+    return coordinator(argv)
+
+
+def _store(argv: list[str]) -> int:
+    from hotswap.launch.control_plane import store
+
+    return store(argv)
+
+
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "run": _run,
     "demo": _demo,
     "classify": _classify,
     "report": _report,
     "drain": _drain,
+    "coordinator": _coordinator,
+    "store": _store,
     "doctor": _doctor,
     "plan": _plan,
     "probe": _probe,

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from hotswap.core.limits import LINK_FLOOR
 from hotswap.errors import UsageError
 
+LEASE_LEAST_S = 3.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
@@ -19,12 +21,14 @@ class Timing:
     ``hang_s``: how long nobody may advance while somebody is waited for; None: that follows from the job's own steps; 0: no
     hang is looked for. ``pause_s``: how long all may be busy with something else than communication; 0: for ever.
     ``collective_s``: longest a collective may wait, where nothing else notices that it is in vain; None: derived.
+    ``leader_s``: for how long the leader of several coordinators is one without a word from the store; None: derived.
     """
 
     detection_budget_s: float = 2.0
     hang_s: float | None = None
     pause_s: float = 0.0
     collective_s: float | None = None
+    leader_s: float | None = None
 
     @property
     def halt_s(self) -> float:
@@ -71,6 +75,21 @@ class Timing:
         return 0.05
 
     @property
+    def lease_s(self) -> float:
+        """Where there are several coordinators: so long after its last word to the store another one may lead."""
+        return max(LEASE_LEAST_S, 2 * self.detection_budget_s) if self.leader_s is None else self.leader_s
+
+    @property
+    def lease_beat_s(self) -> float:
+        """Pause between two renewals of the lease, and between two looks of a standby coordinator."""
+        return self.lease_s / 8
+
+    @property
+    def store_s(self) -> float:
+        """Longest time for one member of the store to answer; the next one must still be asked in time."""
+        return self.lease_s / 4
+
+    @property
     def coordinator_s(self) -> float:
         """Longest time workers wait for a coordinator to come back before their agent gives the job up."""
         return max(600.0, 2 * self.phase_s)
@@ -108,6 +127,11 @@ class Timing:
                 f"--hang-budget-s {hang_s:g} must be longer than the detection budget ({budget_s:g} s), or a node that is "
                 "silent is taken for workers that hang; 'off' looks for no hangs"
             )
+        if not LEASE_LEAST_S <= self.lease_s < math.inf:
+            raise UsageError(
+                f"--lease-s {self.lease_s:g}: at least {LEASE_LEAST_S:g} s are needed, or a member of the store that does not "
+                "answer costs the leader its lease"
+            )
         if not least_s <= self.hang_ceiling_s < math.inf:
             raise UsageError(
                 f"--collective-timeout-s {self.collective_timeout_s:g}: collectives would give up before it is known who keeps "
@@ -128,6 +152,7 @@ class Timing:
             ("stopped worker", self.stopped_s, "a worker that a signal has stopped is ended"),
             ("halt", self.halt_s, "workers that stand still for a swap wait no longer for the last of them"),
             ("detection budget", self.detection_budget_s, "a silent node is given up"),
+            ("lease", self.lease_s, "of several coordinators, one that the store has not heard is replaced"),
             ("connect", self.connect_s, "a connection that is not made and authenticated is given up"),
             ("abort", self.abort_s, "a worker gives up ending its communication"),
             ("park", self.park_s, "a worker that has not left the old generation is ended"),
@@ -142,6 +167,23 @@ class Timing:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StoreConfig:
+    """Where several coordinators agree on which of them leads.
+
+    ``kind``: ``etcd`` or ``tcp`` (``hotswap store``). ``urls``: of each member of etcd with its scheme, or one ``host:port``.
+    ``ca``, ``cert``, ``key``: files for TLS. ``user`` and ``password`` are etcd's; a TCP store asks for the job's token.
+    """
+
+    kind: str
+    urls: tuple[str, ...]
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+    user: str = ""
+    password: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
 class CoordinatorConfig:
     """One coordinator process.
 
@@ -149,6 +191,7 @@ class CoordinatorConfig:
     ``nodes_active`` nodes train; up to ``nodes_max - nodes_active`` more are spares. ``respawns_max`` bounds worker
     respawns without a newly committed step in between. ``node_history``: file of what nodes have done in this and earlier jobs.
     ``spare_wait_s`` is how long a job without a spare waits for a node. ``spare_first``, ``replicas``, ``evict_slow``: see ``core.Limits``.
+    ``store``: there are several coordinators, and here they agree on which one leads. ``advertise_host``: where agents reach this one.
     """
 
     job_id: str
@@ -169,6 +212,8 @@ class CoordinatorConfig:
     events_path: str
     checkpoint_dir: str | None = None
     node_history: str | None = None
+    store: StoreConfig | None = None
+    advertise_host: str = "127.0.0.1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,6 +226,7 @@ class AgentConfig:
     ``spare_positions``: for how many active nodes' places a spare keeps built workers.
     ``integrity_every_steps``: steps between comparisons of the state that slots share; 0: none.
     ``gpus``: those of the whole machine, if it is made into several nodes; empty: a worker sees what its node sees.
+    ``coordinators``: further ones, of which one may lead when the first does not: host and port.
     """
 
     job_id: str
@@ -190,6 +236,7 @@ class AgentConfig:
     fault_domain: str = ""
     coordinator_host: str = "127.0.0.1"
     coordinator_port: int
+    coordinators: tuple[tuple[str, int], ...] = ()
     bind_host: str = "127.0.0.1"
     advertise_host: str = "127.0.0.1"
     nproc_per_node: int

@@ -139,6 +139,7 @@ class Scenario:
             finished=tuple(numbers(values.get("finished", ""))),
             peers={int(a): (int(b),) for a, b in re.findall(r"(\d+):(\d+)", values.get("peers", ""))},
             leaves_in_s=float(values["leaves"]) if "leaves" in values else None,
+            plans=tuple((int(a), int(b)) for a, b in re.findall(r"(\d+)@(\d+)", values.get("plans", ""))),
         )
 
     def _builds(

@@ -37,6 +37,11 @@ class Agent:
         self.inbox: list[m.ToAgent] = []
 
     @property
+    def plans(self) -> tuple[tuple[int, int], ...]:
+        known = self.fence.plans if self.fence is not None else ()
+        return (*known, (self.plan.generation, self.plan.resume_step)) if self.plan is not None else known
+
+    @property
     def generation(self) -> int:
         return self.fence.generation if self.fence is not None else 0
 
@@ -164,6 +169,7 @@ class Interleavings(RuleBasedStateMachine):
                 acked=dict.fromkeys(slots, 1) if agent.training else {},
                 lost=tuple(slots[:1]) if lost else (),
                 finished=tuple(slots[1:]) if finished and agent.training else (),
+                plans=agent.plans,
             )
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotswap.core.history import NOTHING, History
+from hotswap.core.history import History
 from hotswap.core.past import Past, recall
 from hotswap.core.shards import INCOMPLETE_MAX, Shards
 
@@ -19,21 +19,24 @@ def test_who_missed_no_plan_may_keep_everything() -> None:
     assert history.valid_to(0) == 0
 
 
-@given(st.lists(st.integers(0, 20), max_size=8), st.integers(-1, 10))
+@given(st.lists(st.integers(0, 20), max_size=8), st.integers(0, 10))
 def test_the_furthest_way_back_counts(steps: list[int], knows: int) -> None:
     history = History()
     for generation, step in enumerate(steps, start=1):
         history.planned(generation, step)
-    missed = steps[max(0, knows) :]
-    assert history.valid_to(knows) == (min(missed, default=None) if knows >= 0 else NOTHING)
+    assert history.valid_to(knows) == min(steps[knows:], default=None)
 
 
-def test_after_a_restart_nothing_is_known_of_earlier_plans() -> None:
-    history = History(since=5)
-    history.planned(6, 40)
-    assert history.valid_to(4) == NOTHING
-    assert history.valid_to(5) == 40
-    assert history.valid_to(6) is None
+@given(st.lists(st.integers(0, 20), max_size=8), st.data())
+def test_what_others_know_is_learnt_in_any_order(steps: list[int], data: st.DataObject) -> None:
+    plans = list(enumerate(steps, start=1))
+    parts = [data.draw(st.lists(st.sampled_from(plans))) if plans else [] for _ in range(3)]
+    learnt = History(parts[0])
+    learnt.learn(parts[1])
+    learnt.learn(parts[2])
+    together = History([plan for part in parts for plan in part])
+    assert learnt.plans == together.plans
+    assert all(learnt.valid_to(knows) == together.valid_to(knows) for knows in range(9))
 
 
 def test_a_checkpoint_is_complete_once() -> None:

@@ -4,6 +4,7 @@ import socket
 
 import pytest
 
+from hotswap.config import StoreConfig
 from hotswap.errors import UsageError
 from hotswap.launch import place
 from hotswap.launch.options import Options
@@ -106,3 +107,44 @@ def test_a_port_is_taken_where_somebody_listens() -> None:
         assert place.is_taken("127.0.0.1", server.getsockname()[1])
     assert not place.is_taken("127.0.0.1", place.free_port())
     assert not place.is_taken("192.0.2.1", place.free_port()), "no address of this machine"
+
+
+# --- several coordinators -----------------------------------------------------------------------------------------------
+
+STORE = StoreConfig(kind="etcd", urls=("http://e:2379",))
+BOTH = "far:77,here:78"
+
+
+def test_of_several_endpoints_the_launcher_on_one_of_them_hosts_a_coordinator(names: None) -> None:
+    with pytest.raises(UsageError, match=r"--rdzv-endpoint here:78 is 127\.0\.1\.1"):
+        find(options(endpoint=BOTH, store=STORE))
+    found = find(options(endpoint=BOTH, store=STORE, bind_host="127.0.0.1"))
+    assert found.hosts_coordinator
+    assert (found.coordinator_host, found.coordinator_port) == ("127.0.1.1", 78)
+    assert found.others == (("192.0.2.1", 77),)
+
+
+@pytest.mark.parametrize(("rank", "hosts", "first"), [(0, True, 77), (1, True, 78), (2, False, 77)])
+def test_with_ranks_the_first_ones_host_the_coordinators(names: None, rank: int, hosts: bool, first: int) -> None:
+    found = find(options(endpoint=BOTH, store=STORE, node_rank=rank, bind_host="127.0.0.1"))
+    assert (found.hosts_coordinator, found.coordinator_port) == (hosts, first)
+    assert len(found.others) == 1
+
+
+def test_several_endpoints_need_a_store(names: None) -> None:
+    with pytest.raises(UsageError, match="need --store to agree"):
+        find(options(endpoint=BOTH))
+    with pytest.raises(UsageError, match="--standalone has one coordinator"):
+        find(options(standalone=True, store=STORE))
+
+
+@pytest.mark.parametrize("standalone", [True, False])
+def test_coordinators_that_run_elsewhere_are_not_started_here(names: None, standalone: bool) -> None:
+    found = find(options(coordinators=("here:5", "127.0.0.1:6"), standalone=standalone, node_name="n"))
+    assert not found.hosts_coordinator
+    assert (found.coordinator_host, found.coordinator_port, found.others) == ("127.0.1.1", 5, (("127.0.0.1", 6),))
+    assert found.names == (("node0", "node1", "node2") if standalone else ("n",))
+    with pytest.raises(UsageError, match="needs the job's token"):
+        find(options(coordinators=("here:5",), token=""))
+    with pytest.raises(UsageError, match="give --store to them"):
+        find(options(coordinators=("here:5",), store=STORE))

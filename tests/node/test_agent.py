@@ -40,7 +40,7 @@ def test_after_a_restart_of_the_coordinator_it_says_all_that_matters(tmp_path: P
     async def scenario() -> None:
         async with bench(tmp_path, monkeypatch) as it:
             it.peer = holder(tmp_path)
-            await it.training_worker(step=4)
+            worker = await it.training_worker(step=4)
             it.drop()
             assert await it.register() == m.Register(
                 node="a#1",
@@ -54,7 +54,15 @@ def test_after_a_restart_of_the_coordinator_it_says_all_that_matters(tmp_path: P
                 acked={0: 4},
                 protected=True,
                 peers={0: ()},
+                plans=((1, 4),),
             )
+            it.fence(3, plans=((1, 4), (2, 9)))
+            worker.park(3)
+            await it.hear(m.NodeFenced)
+            it.plan(3, 7, Source(kind=SourceKind.LIVE))
+            await worker.hear(w.Load)
+            it.drop()
+            assert (await it.register()).plans == ((1, 4), (3, 7)), "what the last plan has undone needs no mention"
 
     play(scenario())
 

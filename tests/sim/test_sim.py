@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hotswap.sim.cli import SPOILT, main, seeds_of, simulate, simulate_all
-from hotswap.sim.faults import KINDS
+from hotswap.sim.faults import AMONG_SEVERAL, KINDS
 
 SEEDS = 500
 SEEDS_WITH_MANY_FAULTS = 100
@@ -30,7 +30,7 @@ def test_every_promise_is_kept_under_every_seed(
     # A simulation in which nothing happens proves nothing.
     assert result["exit_codes"]["0"] > count / 2
     assert result["recoveries"] > count / 2
-    assert result["faults"].keys() == KINDS.keys()
+    assert result["faults"].keys() == KINDS.keys() | AMONG_SEVERAL.keys()
     assert sum(result["faults"].values()) > count
 
 
@@ -39,7 +39,7 @@ def test_the_checkers_notice_when_a_part_of_the_protocol_is_missing(part: str) -
     whole = {
         name: value
         for name, value in SPOILT[part].items()
-        if name in ("durable_steps", "faults", "replicas", "integrity")
+        if name in ("durable_steps", "faults", "replicas", "integrity", "coordinators")
     }
     bites = (seed for seed in range(SEEDS_TO_BITE) if simulate(seed, **SPOILT[part]).violation)
     failed = next(bites, None)

@@ -12,7 +12,6 @@ from typing import Any
 from hotswap.core import drain, repair, salvage, slowness, standstill
 from hotswap.core import messages as m
 from hotswap.core.events import Effect, Event, FromNode, NodeGone, Record, StopAsked
-from hotswap.core.history import History
 from hotswap.core.job import Job
 from hotswap.core.ladder import RESPAWN
 from hotswap.core.limits import Limits
@@ -36,8 +35,6 @@ class Coordinator:
         """Start with no knowledge but, at best, what the event log of an earlier coordinator says (``past.recall``)."""
         self.limits = limits
         self.job = Job(limits, past or Past())
-        # A log that is complete tells of every generation that an agent has heard of.
-        self._knows_to = past.generation if past is not None else 0
         self._born_at = now
         # Nodes of the job that has been must not be forestalled by new ones.
         self._form_from = now + limits.detection_budget_s if self.job.newest_generation else now
@@ -167,6 +164,7 @@ class Coordinator:
             job.protect()
         job.peers.update(message.peers)
         drain.on_register(job, node, message, now)
+        job.history.learn(message.plans)
         if job.running:
             self._welcome(node, message, now)
             return
@@ -208,11 +206,7 @@ class Coordinator:
         job, current = self.job, self.job.current
         members = [job.roster[node] for node in current.places if node in job.roster]
         job.record("coordinator_took_over", {"members": len(members)})
-        if self._knows_to < current.generation:
-            job.history = History(since=current.generation)
-            self._trust_members()
-        else:
-            job.taken_over_at = now
+        job.taken_over_at = now
         agreed = all(
             (n.register.generation, n.register.places) == (current.generation, current.places) for n in members
         )
@@ -228,16 +222,6 @@ class Coordinator:
             job.send(node, job.fence_message(node))
         for member in current.places:
             self._catch_up(member, now)
-
-    def _trust_members(self) -> None:
-        """Of earlier plans nothing is known: who may have missed one is not trusted.
-
-        A plan needs every member's answer, so a member that is behind has missed none that counts.
-        """
-        job, current = self.job, self.job.current
-        for name in job.roster:
-            if name in current.places or job.roster[name].register.generation in (0, current.generation):
-                job.roster[name].knows = current.generation
 
     def _catch_up(self, node: NodeId, now: float) -> None:
         """Progress of a member that trains in this generation, from its registration."""
@@ -273,7 +257,6 @@ class Coordinator:
         job.record("generation_conflict", {"node": node, "announced": message.generation})
         if message.generation > job.current.generation and any(n not in job.roster for n in job.current.places):
             job.forget()
-            self._knows_to = 0
             self._recollect(message, now)
             self._take_over_if_complete(now)
         else:

@@ -50,10 +50,8 @@ class Job:
         self.offenders = Offenders()
         self.suspicion: Suspicion | None = None
         self.slow = SlowWatch(limits)
-        self.history = History()
+        self.history = History(past.plans)
         self.planned_generation = max((generation for generation, _ in past.plans), default=0)
-        for generation, step in past.plans:
-            self.history.planned(generation, step)
         self.shards = Shards()
         self.recovery: Recovery | None = None
         self.started = past.started
@@ -229,6 +227,7 @@ class Job:
             lost=tuple(sorted(self.recovery.lost)) if self.recovery is not None else (),
             positions=self.roster.positions(node, self.current) if self.protected else (),
             valid_to=self.history.valid_to(self.roster[node].knows),
+            plans=self.history.plans,
             probe=self.recovery is not None and self.recovery.probe,
         )
 

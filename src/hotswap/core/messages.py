@@ -34,7 +34,8 @@ class Register:
 
     ``generation`` is the newest fence the agent has accepted (0: none), ``places`` the membership that goes with it,
     ``training`` whether that generation was told to go. ``protected``: a worker of this node has called ``hotswap.init()``.
-    ``peers`` as in WorkerBuilt, also of workers that have ended since: nobody may be left who could tell it again.
+    ``peers`` as in WorkerBuilt, also of workers that have ended since: nobody may be left who could tell it again. ``plans``
+    as in Fence, and the plan of *generation* if it is known here.
     ``leaves_in_s``: this node was told to leave, as in NodeDraining; None: it is there to stay.
     """
 
@@ -53,6 +54,7 @@ class Register:
     protected: bool = True
     peers: dict[Slot, tuple[Slot, ...]] = field(default_factory=dict)
     leaves_in_s: float | None = None
+    plans: tuple[tuple[Generation, Step], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,7 +291,8 @@ class Fence:
     ``lost``: slots whose process is new and holds nothing. ``positions``: for a spare, the positions to build workers for.
     ``valid_to``: the node has missed a plan and must drop all snapshots and replicas of later steps before it answers: they
     belong to a future that was undone. None: it may keep everything. ``probe``: nobody knows why the last generation failed;
-    try to reach all other nodes before you answer.
+    try to reach all other nodes before you answer. ``plans``: generation and resume step of all plans that still matter, for a
+    coordinator that has to begin without a log.
     """
 
     generation: Generation
@@ -299,6 +302,7 @@ class Fence:
     positions: tuple[int, ...] = ()
     valid_to: Step | None = None
     probe: bool = False
+    plans: tuple[tuple[Generation, Step], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -384,7 +388,27 @@ class Stop:
     reason: str
 
 
-ToAgent = Union[Fence, Plan, Go, EndHung, Halt, DrainNode, Salvage, CommitCheckpoint, KvValue, Stop]
+@dataclass(frozen=True, kw_only=True)
+class Lead:
+    """Whoever says this leads the coordinators of the job since *term*; said first, and again and again.
+
+    What a leader of an earlier term says is refused, and so is one that has fallen silent. A coordinator that is alone does not
+    say it.
+    """
+
+    term: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Follow:
+    """Whoever says this does not lead. The leader of *term* is at *host* and *port*; empty if none is known. Ends the connection."""
+
+    term: int
+    host: str = ""
+    port: int = 0
+
+
+ToAgent = Union[Lead, Follow, Fence, Plan, Go, EndHung, Halt, DrainNode, Salvage, CommitCheckpoint, KvValue, Stop]
 
 # --- commands -------------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
-"""What a new coordinator can read in the event log of the one before it.
+"""What a new coordinator knows from the one before it: read in its event log, or in the store that several share.
 
-The log is not needed: a coordinator without it learns what matters from the agents. With it, it knows two things that the
+It is not needed: a coordinator without it learns what matters from the agents. With it, it knows two things that the
 agents may not: which numbers of generations are used up though nobody who is left has heard of them, and whether the job
 has ever trained, even if no node is left that has.
 """
@@ -8,21 +8,38 @@ has ever trained, even if no node is left that has.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from hotswap.core.history import History
 from hotswap.core.types import Generation, Step
 
 
 @dataclass(frozen=True, kw_only=True)
 class Past:
-    """``generation``: the newest that was announced. ``plans``: generation and resume step of every plan that was made.
+    """``generation``: the newest that was announced. ``plans``: generation and resume step of the plans that still matter.
 
-    ``started``: training was told to go at least once.
+    ``started``: training was told to go at least once. ``exit_code``: the job was ended with it, for ``reason``.
     """
 
     generation: Generation = 0
     started: bool = False
     plans: tuple[tuple[Generation, Step], ...] = ()
+    exit_code: int | None = None
+    reason: str = ""
+
+    def after(self, event: str, fields: Mapping[str, object]) -> Past:
+        """What is known once *event* has been recorded with its *fields*."""
+        number, step, code = fields.get("generation"), fields.get("resume_step"), fields.get("exit_code")
+        past = self
+        if isinstance(number, int) and number > past.generation:
+            past = replace(past, generation=number)
+        if event == "recovery_planned" and isinstance(number, int) and isinstance(step, int):
+            past = replace(past, plans=History([*past.plans, (number, step)]).plans)
+        if event == "training_started" and not past.started:
+            past = replace(past, started=True)
+        if event == "job_stopped" and isinstance(code, int):
+            past = replace(past, exit_code=code, reason=str(fields.get("reason", "")))
+        return past
 
 
 def recall(records: Iterable[Mapping[str, object]]) -> Past:
@@ -30,13 +47,7 @@ def recall(records: Iterable[Mapping[str, object]]) -> Past:
 
     The log is written before what it tells of is done, so it may know more than anybody was told, never less.
     """
-    generation, started = 0, False
-    plans: list[tuple[Generation, Step]] = []
+    past = Past()
     for record in records:
-        number, step = record.get("generation"), record.get("resume_step")
-        if isinstance(number, int):
-            generation = max(generation, number)
-            if record.get("event") == "recovery_planned" and isinstance(step, int):
-                plans.append((number, step))
-        started = started or record.get("event") == "training_started"
-    return Past(generation=generation, started=started, plans=tuple(plans))
+        past = past.after(str(record.get("event")), record)
+    return past

@@ -16,12 +16,12 @@ from torch.distributed.run import determine_local_world_size, get_args_parser, p
 from hotswap.core.limits import SLOW_RATIO
 from hotswap.errors import UsageError
 from hotswap.launch import deadlines, domains
+from hotswap.launch import shared_flags as shared
 from hotswap.launch.console import Console
 from hotswap.launch.options import DEFAULT_RESPAWNS, Options
-from hotswap.launch.place import checked_name
+from hotswap.launch.place import PORT, checked_name
 from hotswap.node import gpus
 from hotswap.node.process import DRAIN_SIGNAL
-from hotswap.wire.auth import TOKEN_BYTES_MIN
 
 HONOURED = frozenset(
     {
@@ -51,7 +51,6 @@ REFUSED = {
 }
 """torchrun's flags that ask for something hotswap does not do, and what to do instead."""
 
-TOKEN = "HOTSWAP_TOKEN"
 MASTER_PORT = 29500
 OVERHEAD_LIMIT = 0.02
 N = TypeVar("N", int, float)
@@ -154,9 +153,14 @@ def parser() -> argparse.ArgumentParser:
     )
     group.add_argument("--bind-host", default="", help="numeric address to listen at; loopback unless told otherwise")
     group.add_argument("--node-name", default="", help="this node's name; the host's name by default")
+    shared.add_token_flag(group)
     group.add_argument(
-        "--token-file", default="", help="file with the job's token, the same on every node (or set HOTSWAP_TOKEN)"
+        "--coordinator",
+        default="",
+        metavar="HOST:PORT,...",
+        help="coordinators that run elsewhere (hotswap coordinator); this command starts none",
     )
+    shared.add_store_flags(group)
     group.add_argument("--json", action="store_true", help="print the outcome as one JSON object")
     return made
 
@@ -170,7 +174,7 @@ def parse(argv: list[str]) -> Options:
             raise UsageError(f"--{name.replace('_', '-')} is not supported: {instead}")
     nodes_active, nodes_max = _nodes(args.nnodes)
     _require_positive(args)
-    token = _token(args.token_file)
+    token = shared.token_of(args.token_file)
     endpoint = args.rdzv_endpoint or _static_endpoint(made, args)
     width = _width(args.nproc_per_node)
     return Options(
@@ -178,8 +182,10 @@ def parse(argv: list[str]) -> Options:
         nodes_max=nodes_max,
         nproc_per_node=width,
         entry=(("-m",) if args.module else ()) + (args.training_script, *args.training_script_args),
-        standalone=args.standalone or (nodes_max == 1 and not endpoint),
+        standalone=args.standalone or (nodes_max == 1 and not endpoint and not args.coordinator),
         endpoint=endpoint,
+        coordinators=shared.addresses_of("--coordinator", args.coordinator, PORT),
+        store=shared.store_of(args),
         job_id=checked_name("--rdzv-id", args.rdzv_id) if args.rdzv_id != "none" else "",
         node_rank=args.node_rank if _given(made, args, "node_rank") else None,
         node_name=args.node_name,
@@ -351,22 +357,6 @@ def _join_timeout(conf: str) -> float:
         return float(text)
     except ValueError:
         raise UsageError(f"--rdzv-conf join_timeout={text} is not a number of seconds") from None
-
-
-def _token(path: str) -> str:
-    source, token = f"${TOKEN}", os.environ.get(TOKEN, "")
-    if path:
-        source = f"--token-file {path}"
-        try:
-            mode = os.stat(path).st_mode & 0o077
-            token = Path(path).read_text().strip()
-        except OSError as error:
-            raise UsageError(f"--token-file: {error}") from None
-        if mode:
-            raise UsageError(f"{source} can be read by others: chmod 600 it")
-    if (path or token) and len(token.encode()) < TOKEN_BYTES_MIN:
-        raise UsageError(f"{source}: the token has fewer than {TOKEN_BYTES_MIN} bytes")
-    return token
 
 
 def report(notices: tuple[str, ...]) -> None:

@@ -35,6 +35,13 @@ def add_flags(group: argparse._ActionsContainer) -> None:
     group.add_argument(
         "--collective-timeout-s", type=float, default=None, metavar="S", help="longest wait of a collective"
     )
+    group.add_argument(
+        "--lease-s",
+        type=float,
+        default=None,
+        metavar="S",
+        help="of several coordinators (--store), one that the store has not heard for so long is replaced",
+    )
 
 
 def timing_of(args: argparse.Namespace) -> Timing:
@@ -44,6 +51,7 @@ def timing_of(args: argparse.Namespace) -> Timing:
         hang_s=_hang(args.hang_budget_s),
         pause_s=args.pause_limit_s,
         collective_s=args.collective_timeout_s,
+        leader_s=args.lease_s,
     )
 
 

@@ -24,6 +24,7 @@ from hotswap.launch import place as places
 from hotswap.launch.console import Follower
 from hotswap.launch.options import Options
 from hotswap.launch.processes import Child, Waker, end, expect, start
+from hotswap.launch.shared_flags import SECRETS as SHARED_SECRETS
 from hotswap.node.gpus import visible
 from hotswap.node.process import DRAIN_SIGNAL, make_private_directory
 from hotswap.observability.report import as_text, read_events, report_of
@@ -40,7 +41,7 @@ SESSION = "hotswap.session.session"
 """Always preloaded: every protected worker needs it, and torch's sharding packages that it imports take seconds."""
 FORK_SERVER = "HOTSWAP_FORK_SERVER"
 FORK_SERVER_TOKEN = "HOTSWAP_FORK_SERVER_TOKEN"
-SECRETS = (FORK_SERVER, FORK_SERVER_TOKEN, "HOTSWAP_TOKEN")
+SECRETS = (FORK_SERVER, FORK_SERVER_TOKEN, *SHARED_SECRETS)
 """Not for the processes of a job, whose environment the user's script and all it starts can read."""
 
 
@@ -168,6 +169,8 @@ class Job:
             events_path=str(self.events),
             checkpoint_dir=options.checkpoint_dir or None,
             node_history=options.node_history or None,
+            store=options.store,
+            advertise_host=self.place.advertise_host,
         )
         self._coordinator = start("coordinator", COORDINATOR, log=log, answers=True, without=SECRETS)
         self._coordinator.tell(config)
@@ -187,6 +190,7 @@ class Job:
             fault_domain=options.fault_domain,
             coordinator_host=place.coordinator_host,
             coordinator_port=self._port,
+            coordinators=place.others,
             bind_host=place.bind_host,
             advertise_host=place.advertise_host,
             nproc_per_node=options.nproc_per_node,
@@ -305,6 +309,8 @@ class Job:
         codes = [agent.code for agent in self._agents]
         if any(code is None for code in codes):
             return None
+        if self.options.standalone and 0 in codes:
+            return 0  # The others were lost on the way.
         return next((code if code > 0 else 128 - code for code in codes if code), 0)
 
     def _wait_for_agents(self) -> None:
@@ -320,9 +326,15 @@ class Job:
             self._wait(left)
 
     def _stop_politely(self, number: int) -> int:
-        """The coordinator tells everybody; without one here, this node leaves."""
-        listening = self._coordinator is not None and self._coordinator.code is None
-        for child in [self._coordinator] if self._coordinator is not None and listening else self._agents:
+        """The coordinator tells everybody; without one here, or with others elsewhere, this node leaves."""
+        coordinator = self._coordinator
+        if coordinator is not None and coordinator.code is None:
+            # Of several, only the one that leads can end the job, and does so for somebody at a terminal.
+            coordinator.signal(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
+            leaving = self._agents if self.options.store is not None and number != signal.SIGINT else []
+        else:
+            leaving = self._agents
+        for child in leaving:
             child.signal(signal.SIGTERM)
         self._wait_for_agents()
         return 128 + number

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass, field
 
-from hotswap.config import Timing
+from hotswap.config import StoreConfig, Timing
 from hotswap.launch.console import Console
 from hotswap.node.process import DRAIN_SIGNAL
 
@@ -16,6 +16,8 @@ DEFAULT_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """``token`` is empty in a stand-alone job: the launcher makes one. ``preload`` is None for a new interpreter per worker.
+
+    ``endpoint`` may name several hosts, with commas between them, if there is a ``store``. ``coordinators``: those that run elsewhere.
 
     ``console`` is None when nothing of the workers' output is shown. ``stop_s``: how long a polite stop may take, None for
     a time that follows from the detection budget. ``transfer_streams``: 0 for a number that follows from the processors. ``signals``: those that ask for one.
@@ -28,6 +30,8 @@ class Options:
     entry: tuple[str, ...]
     standalone: bool
     endpoint: str = ""
+    coordinators: tuple[str, ...] = ()
+    store: StoreConfig | None = None
     job_id: str = ""
     node_rank: int | None = None
     node_name: str = ""

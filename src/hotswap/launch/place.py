@@ -24,7 +24,8 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 class Place:
     """``coordinator_bind`` is where the coordinator listens, ``coordinator_host`` where it is reached.
 
-    ``may_join``: a coordinator that another launcher on this machine has started is as good as an own one.
+    ``may_join``: a coordinator that another launcher on this machine has started is as good as an own one. ``others``: further
+    coordinators, host and port of each.
     """
 
     hosts_coordinator: bool
@@ -35,11 +36,18 @@ class Place:
     bind_host: str
     advertise_host: str
     names: tuple[str, ...]
+    others: tuple[tuple[str, int], ...] = ()
 
 
 def find(options: Options) -> Place:
     """The place of a launcher with these options. UsageError if they do not say enough."""
+    if options.coordinators:
+        return _with_coordinators_elsewhere(options)
     if options.standalone:
+        if options.store is not None:
+            raise UsageError(
+                "--standalone has one coordinator, which needs no --store; start others and name them with --coordinator"
+            )
         return _alone(options)
     if not options.endpoint:
         raise UsageError(
@@ -54,7 +62,7 @@ def find(options: Options) -> Place:
 
 def _alone(options: Options) -> Place:
     bind = options.bind_host or LOOPBACK
-    reached = LOOPBACK if _is_any(bind) else bind
+    reached = LOOPBACK if is_any(bind) else bind
     return Place(
         hosts_coordinator=True,
         may_join=False,
@@ -67,14 +75,45 @@ def _alone(options: Options) -> Place:
     )
 
 
+def _with_coordinators_elsewhere(options: Options) -> Place:
+    """This launcher starts agents only."""
+    if options.store is not None:
+        raise UsageError("--coordinator names coordinators that run elsewhere: give --store to them")
+    if not options.token:
+        raise UsageError("--coordinator needs the job's token: --token-file FILE, or set HOTSWAP_TOKEN")
+    (host, port), *others = (resolve("--coordinator", address) for address in options.coordinators)
+    own = options.bind_host or (LOOPBACK if options.standalone else _address_towards(host))
+    single = checked_name("--node-name", options.node_name or socket.gethostname())
+    return Place(
+        hosts_coordinator=False,
+        may_join=False,
+        coordinator_bind=host,
+        coordinator_host=host,
+        coordinator_port=port,
+        bind_host=own,
+        advertise_host=_address_towards(host) if is_any(own) else own,
+        names=tuple(f"node{index}" for index in range(options.nodes_max)) if options.standalone else (single,),
+        others=tuple(others),
+    )
+
+
 def _among_others(options: Options) -> Place:
-    host, port = _resolve(options.endpoint)
-    hosts = options.node_rank == 0 if options.node_rank is not None else _is_local(host)
+    endpoints = options.endpoint.split(",")
+    addresses = [resolve("--rdzv-endpoint", endpoint) for endpoint in endpoints]
+    if len(addresses) > 1 and options.store is None:
+        raise UsageError("more than one --rdzv-endpoint is for several coordinators, which need --store to agree")
+    if options.node_rank is not None:
+        index = options.node_rank if options.node_rank < len(addresses) else None
+    else:
+        index = next((index for index, (host, _) in enumerate(addresses) if _is_local(host)), None)
+    hosts = index is not None
+    # An agent asks the coordinator that its own launcher has started first.
+    endpoint, (host, port) = endpoints[index or 0], addresses.pop(index or 0)
     own = options.bind_host or _address_towards(host)
     bind = options.bind_host or host
-    if hosts and not options.bind_host and _is_loopback(host) and not _names_loopback(options.endpoint):
+    if hosts and not options.bind_host and _is_loopback(host) and not _names_loopback(endpoint):
         raise UsageError(
-            f"--rdzv-endpoint {options.endpoint} is {host} on this node, where no other node can reach it; "
+            f"--rdzv-endpoint {endpoint} is {host} on this node, where no other node can reach it; "
             "pass --bind-host with this node's address"
         )
     return Place(
@@ -83,8 +122,9 @@ def _among_others(options: Options) -> Place:
         coordinator_bind=bind,
         coordinator_host=host,
         coordinator_port=port,
+        others=tuple(addresses),
         bind_host=own,
-        advertise_host=_address_towards(host) if _is_any(own) else own,
+        advertise_host=_address_towards(host) if is_any(own) else own,
         names=(checked_name("--node-name", options.node_name or socket.gethostname()),),
     )
 
@@ -130,13 +170,13 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _resolve(endpoint: str) -> tuple[str, int]:
+def resolve(flag: str, endpoint: str) -> tuple[str, int]:
     """Numeric address and port; names are looked up here, once, and nowhere else."""
     host, port = _split(endpoint)
     try:
         found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
     except (OSError, ValueError) as error:
-        raise UsageError(f"--rdzv-endpoint {endpoint}: {error}") from None
+        raise UsageError(f"{flag} {endpoint}: {error}") from None
     return str(found[0][4][0]), int(port)
 
 
@@ -157,7 +197,8 @@ def _is_loopback(host: str) -> bool:
     return ipaddress.ip_address(host.partition("%")[0]).is_loopback
 
 
-def _is_any(host: str) -> bool:
+def is_any(host: str) -> bool:
+    """Whether it stands for all addresses of a host."""
     return host in ("0.0.0.0", "::")
 
 

@@ -16,6 +16,7 @@ import msgspec
 
 from hotswap.config import AgentConfig
 from hotswap.core import messages as m
+from hotswap.core.history import History
 from hotswap.core.types import Generation, NodeId, Slot, Step, node_id
 from hotswap.errors import EXIT_REQUEUE, EXIT_USAGE, AuthError, HotswapError
 from hotswap.node.compared import heed
@@ -61,6 +62,7 @@ class Agent:
         self._spare_respawns = 0
         self._park_timer: asyncio.TimerHandle | None = None
         self._fence: m.Fence | None = None
+        self._history = History()
         self._restored: dict[Slot, Step] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._last_words = parts.last_words(node, self.control.send)
@@ -135,6 +137,7 @@ class Agent:
             protected=self._protected,
             peers=dict(self._peers),
             leaves_in_s=self.departure.left_s,
+            plans=self._history.plans,
         )
 
     async def _beat(self) -> None:
@@ -201,6 +204,7 @@ class Agent:
         if fence.generation < self.generation:
             return
         self._fence = fence
+        self._history = History(fence.plans)
         self.memory.endpoints = fence.endpoints
         if fence.generation > self.generation:
             self._accept(fence)
@@ -325,6 +329,7 @@ class Agent:
         if plan.generation != self.generation or self.plan is not None:
             return
         self.plan = plan
+        self._history.planned(plan.generation, plan.resume_step)
         self.memory.adopt_plan(plan)
         if self.active:
             for worker in self.workers.values():

@@ -1,4 +1,8 @@
-"""The agent's channel to the coordinator: connects, registers, and does both again whenever the connection ends."""
+"""The agent's channel to the coordinator: connects, registers, and does both again whenever the connection ends.
+
+Where there are several coordinators it asks one after the other until it has found the one that leads. A leader says so with a
+term when it is connected and again and again; one of an earlier term is refused, and one that has fallen silent is left.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,10 @@ RETRY_FIRST_S = 0.02
 RETRY_MAX_S = 1.0
 
 
+class _Elsewhere(HotswapError):
+    """Whoever is connected does not lead, or not any more."""
+
+
 class ControlChannel:
     """What is sent while there is no coordinator is dropped: the next registration says all that still matters."""
 
@@ -37,11 +45,17 @@ class ControlChannel:
         self._receive = receive
         self._link: AsyncLink[Any] | None = None
         self._alone_since = clock()
+        self._addresses = [(config.coordinator_host, config.coordinator_port), *config.coordinators]
+        self._turn = -1
+        self._asked: tuple[str, int] | None = None
+        self._hint: tuple[str, int] | None = None
+        self._led = False
+        self._term = 0
 
     @property
     def alone_s(self) -> float:
         """For how long no coordinator has heard this agent, 0 while one does."""
-        return 0.0 if self._link is not None else self._clock() - self._alone_since
+        return 0.0 if self._led else self._clock() - self._alone_since
 
     def send(self, message: Any) -> None:
         """Tell the coordinator, if there is one."""
@@ -54,8 +68,9 @@ class ControlChannel:
         delay = RETRY_FIRST_S
         while True:
             began = loop.time()
+            self._asked, self._hint = self._hint or self._another(), None
             try:
-                link = await self._open()
+                link = await self._open(*self._asked)
             except AuthError:
                 raise
             except HotswapError as error:
@@ -66,23 +81,67 @@ class ControlChannel:
             delay = RETRY_FIRST_S if loop.time() - began > RETRY_MAX_S else min(2 * delay, RETRY_MAX_S)
             await asyncio.sleep(delay)
 
-    async def _open(self) -> AsyncLink[Any]:
-        config = self._config
-        return await open_link(
-            config.coordinator_host, config.coordinator_port, control_codec(), config.token, config.timing.connect_s
-        )
+    def _another(self) -> tuple[str, int]:
+        """The next in turn; not the one that was asked last, if there are others."""
+        for _ in self._addresses:
+            self._turn = (self._turn + 1) % len(self._addresses)
+            if self._addresses[self._turn] != self._asked:
+                break
+        return self._addresses[self._turn]
+
+    @property
+    def _several(self) -> bool:
+        return bool(self._term) or len(self._addresses) > 1
+
+    async def _open(self, host: str, port: int) -> AsyncLink[Any]:
+        timing = self._config.timing
+        timeout_s = min(timing.connect_s, timing.lease_s) if self._several else timing.connect_s
+        return await open_link(host, port, control_codec(), self._config.token, timeout_s)
 
     async def _serve(self, link: AsyncLink[Any]) -> None:
         """One connection, from registration to its end. What goes wrong in receiving a message is not the link's fault."""
         link.send(self._register())
+        # From here on everything is said that is not in the registration, also to one that may turn out not to lead.
         self._link = link
+        # Where there are several, whoever does not say that it leads does not.
+        self._led = not self._several
         try:
-            while (message := await _next(link)) is not None:
-                self._receive(message)
+            while (message := await self._next(link)) is not None:
+                if isinstance(message, m.Lead):
+                    self._accept(message.term)
+                elif isinstance(message, m.Follow):
+                    self._follow(message)
+                    break
+                elif self._led:
+                    self._receive(message)
+        except _Elsewhere as reason:
+            log.info("coordinator: %s; looking for another one", reason)
         finally:
             link.close()
             self._link = None
-            self._alone_since = self._clock()
+            if self._led:
+                self._led, self._alone_since = False, self._clock()
+
+    def _accept(self, term: int) -> None:
+        if term < self._term:
+            raise _Elsewhere(f"it leads in term {term}, which is over: the newest is {self._term}")
+        self._term, self._led = term, True
+
+    def _follow(self, message: m.Follow) -> None:
+        """The one that was asked knows the leader; it may be wrong, or the leader out of reach, so it is asked once."""
+        self._led = False
+        if message.host and message.term >= self._term:
+            self._hint = (message.host, message.port)
+
+    async def _next(self, link: AsyncLink[Any]) -> Any | None:
+        """The next message; None at the end of the connection."""
+        try:
+            return await asyncio.wait_for(link.receive(), self._config.timing.lease_s if self._several else None)
+        except asyncio.TimeoutError:
+            raise _Elsewhere("it says nothing") from None
+        except HotswapError as error:
+            log.info("coordinator: %s; training goes on without it", error)
+            return None
 
     async def close(self) -> None:
         """Let the last words out."""
@@ -91,11 +150,3 @@ class ControlChannel:
         if link is not None:
             await link.flush(self._config.timing.connect_s)
             link.close()
-
-
-async def _next(link: AsyncLink[Any]) -> Any | None:
-    try:
-        return await link.receive()
-    except HotswapError as error:
-        log.info("coordinator: %s; training goes on without it", error)
-        return None

@@ -1,12 +1,14 @@
 """The coordinator process: sockets, clock and files around the pure state machine of ``hotswap.core.coordinator``.
 
 Reads its CoordinatorConfig as JSON on standard input, prints ``{"port": N}`` when it listens, and leaves with the job's
-exit code. It may be killed and started again on the same port at any moment; training goes on meanwhile.
+exit code. It may be killed and started again on the same port at any moment; training goes on meanwhile. With a store it is one
+of several, of which one leads (``candidate``).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -14,7 +16,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,21 +25,32 @@ import msgspec
 from hotswap.config import CoordinatorConfig
 from hotswap.core import messages as m
 from hotswap.core.coordinator import Coordinator, Limits
-from hotswap.core.events import Disconnect, Event, Exit, FromNode, NodeGone, Record, Send, StopAsked, Tick
-from hotswap.core.past import recall
+from hotswap.core.events import Disconnect, Effect, Event, Exit, FromNode, NodeGone, Record, Send, StopAsked, Tick
+from hotswap.core.past import Past, recall
 from hotswap.core.rendezvous import RendezvousTable
 from hotswap.core.types import NodeId
-from hotswap.errors import EXIT_REQUEUE, HotswapError, PeerUnreachable, ProtocolError
+from hotswap.errors import (
+    EXIT_REQUEUE,
+    EXIT_USAGE,
+    AuthError,
+    HotswapError,
+    PeerUnreachable,
+    ProtocolError,
+    UsageError,
+)
+from hotswap.node.accept import accept_all, listen
+from hotswap.node.candidate import Candidate
 from hotswap.node.eventlog import EventLog
 from hotswap.node.inquiry import Inquiry
+from hotswap.node.leadership import Deposed, Leadership, Outbox
 from hotswap.node.process import die_with_parent, set_up_logging
+from hotswap.store.open import open_store
 from hotswap.wire.channels import control_codec
 from hotswap.wire.handshake import accept_link
 from hotswap.wire.links import AsyncLink
 
 log = logging.getLogger("hotswap.coordinator")
 FLUSH_S = 2.0
-ACCEPT_PAUSE_S = 0.1
 WARNINGS = {"all_paused": "nobody advances", "hang_found": "training hangs"}
 """Events that somebody who watches should see at once; ``why`` says the rest."""
 
@@ -45,27 +58,42 @@ WARNINGS = {"all_paused": "nobody advances", "hang_found": "training hangs"}
 class CoordinatorServer:
     """One job's coordinator; all state is in the machine and in open connections."""
 
-    def __init__(self, config: CoordinatorConfig, clock: Callable[[], float] = time.monotonic) -> None:
-        """Nothing but the event log is opened before ``run``."""
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        clock: Callable[[], float] = time.monotonic,
+        leadership: Leadership | None = None,
+    ) -> None:
+        """Nothing but the event log is opened before ``run`` or ``lead``. *leadership*: there are other coordinators too."""
         self.config = config
         self.clock = clock
+        self.leadership = leadership
         self.events = self._make_events()
-        past = recall(self.events.read()) if config.restarted else None
-        self.machine = Coordinator(limits_of(config), clock(), past)
+        self.machine = self._make_machine(limits_of(config), self._recall())
+        self.outbox = Outbox(leadership, self._release) if leadership is not None else None
         self.rendezvous: RendezvousTable[NodeId] = RendezvousTable()
         self.links: dict[NodeId, AsyncLink[Any]] = {}
         self.inquiry = self._make_inquiry()
         self._refused = 0
-        self._done: asyncio.Future[int] | None = None
+        self._done: asyncio.Future[int | None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._awake_at = clock()
         self._serving: set[asyncio.Task[None]] = set()
         self._leaving: set[asyncio.Task[None]] = set()
 
+    def _recall(self) -> Past | None:
+        if self.leadership is not None:
+            return self.leadership.record.past
+        return recall(self.events.read()) if self.config.restarted else None
+
     # What touches the machine is made here, so that the simulator can put something else in its place.
 
     def _make_events(self) -> EventLog:
-        return EventLog(Path(self.config.events_path), go_on=self.config.restarted)
+        begun = self.leadership is not None and self.leadership.record.past.generation > 0
+        return EventLog(Path(self.config.events_path), go_on=self.config.restarted or begun)
+
+    def _make_machine(self, limits: Limits, past: Past | None) -> Coordinator:
+        return Coordinator(limits, self.clock(), past)
 
     def _make_inquiry(self) -> Inquiry:
         history = self.config.node_history
@@ -75,32 +103,86 @@ class CoordinatorServer:
         return await accept_link(sock, control_codec(), self.config.token, self.config.timing.connect_s)
 
     async def run(self) -> int:
-        """Serve until the job ends; the job's exit code."""
+        """Serve until the job ends, as its only coordinator; the job's exit code."""
         loop = asyncio.get_running_loop()
-        self._done = loop.create_future()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._asked_to_stop, number)
-        listener = socket.create_server((self.config.host, self.config.port), backlog=1024)
-        listener.setblocking(False)
-        deadlines_s = {name: seconds for name, seconds, _ in self.config.timing.table()}
-        log.info("deadlines, s: %s", ", ".join(f"{name} {seconds:g}" for name, seconds in deadlines_s.items()))
-        started = {"restarted": self.config.restarted, "pid": os.getpid(), "deadlines_s": deadlines_s}
-        self.events.write("coordinator_started", started)
-        print(json.dumps({"port": listener.getsockname()[1]}), flush=True)
-        accepting = self._start(self._accept(listener), self._serving)
-        pulse = self._start(self._pulse(), self._serving)
-        self._set_timer()
+            loop.add_signal_handler(number, self.ask_to_stop, number)
+        listener = listen(self.config)
+        accepting = loop.create_task(accept_all(listener, self.serve))
         try:
-            code = await self._done
-            await self.inquiry.close()
+            code = await self.lead()
+            assert code is not None, "nobody else leads"
             return code
         finally:
             accepting.cancel()
-            pulse.cancel()
             listener.close()
-            # The other tasks own the links: they end with the loop, after the last words.
+
+    async def lead(self) -> int | None:
+        """Decide until the job ends, and return its exit code, or until another coordinator leads: then None."""
+        self._done = asyncio.get_running_loop().create_future()
+        deadlines_s = {name: seconds for name, seconds, _ in self.config.timing.table()}
+        log.info("deadlines, s: %s", ", ".join(f"{name} {seconds:g}" for name, seconds in deadlines_s.items()))
+        started = {"restarted": self.config.restarted, "pid": os.getpid(), "deadlines_s": deadlines_s}
+        if self.leadership is not None:
+            started["term"] = self.leadership.term
+        self.events.write("coordinator_started", started)
+        working = self.begin()
+        try:
+            code = await self._done
+            await self.inquiry.close()
+            # The other tasks own the links: they end with them, after the last words.
             await asyncio.gather(*(link.flush(FLUSH_S) for link in self.links.values()), *self._leaving)
+            await self._sign_off(code)
+            return code
+        finally:
+            for task in working:
+                task.cancel()
+            if self._timer is not None:
+                self._timer.cancel()
+            for link in self.links.values():
+                link.close()
             self.events.close()
+
+    def begin(self) -> list[asyncio.Task[None]]:
+        """Start what goes on beside the connections."""
+        working = [self._start(self._pulse(), self._serving)]
+        if self.leadership is not None and self.outbox is not None:
+            working.append(self._start(self._keep(self.leadership), self._serving))
+            working.append(self._start(self._proclaim(), self._serving))
+            working.append(self._start(self._write(self.outbox), self._serving))
+        self._set_timer()
+        return working
+
+    async def _proclaim(self) -> None:
+        """An agent that hears nothing for a lease looks for another leader."""
+        while True:
+            await asyncio.sleep(self.config.timing.lease_beat_s)
+            self._say_that_it_leads(self.links.values())
+
+    async def _keep(self, leadership: Leadership) -> None:
+        self.step_down(await leadership.keep())
+
+    async def _write(self, outbox: Outbox) -> None:
+        try:
+            await outbox.run()
+        except Deposed as error:
+            self.step_down(str(error))
+
+    def step_down(self, reason: str) -> None:
+        """Decide nothing any more: another coordinator leads, or may soon."""
+        if self._done is not None and not self._done.done():
+            log.warning("this coordinator leads no more: %s", reason)
+            self.events.write("coordinator_stepped_down", {"pid": os.getpid(), "reason": reason})
+            self._done.set_result(None)
+
+    async def _sign_off(self, code: int | None) -> None:
+        """The other coordinators may leave as well, if the job has ended; else one of them may lead at once."""
+        if self.leadership is None:
+            return
+        if code is not None:
+            with contextlib.suppress(Deposed):
+                await self.leadership.commit(self.leadership.record.past, told=True)
+        await self.leadership.resign()
 
     def _start(self, coroutine: Coroutine[Any, Any, None], group: set[asyncio.Task[None]]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(coroutine)
@@ -115,20 +197,13 @@ class CoordinatorServer:
         if error is not None and self._done is not None and not self._done.done():
             self._done.set_exception(error)
 
-    def _asked_to_stop(self, number: int) -> None:
+    def ask_to_stop(self, number: int) -> None:
+        """End the job because of a signal."""
         self._handle(StopAsked(exit_code=128 + number, reason=f"stopped by signal {signal.Signals(number).name}"))
 
-    async def _accept(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                sock, address = await loop.sock_accept(listener)
-            except OSError as error:
-                # A peer that is gone again, or no descriptor left: neither is a reason to listen no more.
-                log.warning("accept: %s", error)
-                await asyncio.sleep(ACCEPT_PAUSE_S)
-                continue
-            self._start(self._serve(sock, f"{address[0]}:{address[1]}"), self._serving)
+    def serve(self, sock: socket.socket, peer: str) -> None:
+        """Take over a connection that was accepted."""
+        self._start(self._serve(sock, peer), self._serving)
 
     async def _serve(self, sock: socket.socket, peer: str) -> None:
         """One agent's connection from handshake to end."""
@@ -171,6 +246,7 @@ class CoordinatorServer:
         previous, self.links[node] = self.links.get(node), link
         if previous is not None:
             previous.close()
+        self._say_that_it_leads([link])
         self._handle(FromNode(node=node, message=register))
         try:
             while True:
@@ -202,15 +278,32 @@ class CoordinatorServer:
         elif self.links.get(node) is link:
             self._handle(FromNode(node=node, message=message))
 
+    def _say_that_it_leads(self, links: Iterable[AsyncLink[Any]]) -> None:
+        if self.leadership is not None and self.leadership.holds:
+            for link in links:
+                link.send(m.Lead(term=self.leadership.term))
+
     def _answer(self, node: NodeId, generation: int, key: str, value: bytes) -> None:
         if node in self.links:
             self.links[node].send(m.KvValue(generation=generation, key=key, value=value))
 
     def _handle(self, event: Event) -> None:
-        """Run one event through the machine and carry out what it says."""
+        """Run one event through the machine and carry out what it says. Without its lease a coordinator decides nothing."""
+        if self._done is not None and self._done.done():
+            return
+        if self.leadership is not None and not self.leadership.holds:
+            self.step_down("the lease has run out")
+            return
         effects = self.machine.handle(event, self.clock())
         if self.machine.membership is not None:
             self.rendezvous.advance(self.machine.membership.generation)
+        if self.outbox is None:
+            self._release(effects)
+        else:
+            self.outbox.put(effects)
+        self._set_timer()
+
+    def _release(self, effects: Sequence[Effect]) -> None:
         # First the log: a successor that reads it must not know less than somebody was told.
         for effect in effects:
             if isinstance(effect, Record):
@@ -227,7 +320,6 @@ class CoordinatorServer:
                 self._disconnect(effect.node)
             elif isinstance(effect, Exit):
                 self._finish(effect.exit_code)
-        self._set_timer()
 
     def _disconnect(self, node: NodeId) -> None:
         """Let what was just queued (a Stop) out, then close; its end is no news to the machine."""
@@ -303,17 +395,31 @@ def limits_of(config: CoordinatorConfig) -> Limits:
     )
 
 
+async def run_coordinator(config: CoordinatorConfig) -> int | None:
+    """The job's exit code; None if this coordinator has left a job that goes on."""
+    if config.store is None:
+        return await CoordinatorServer(config).run()
+    store = open_store(config.store, config.token, config.timing.store_s)
+    return await Candidate(config, store, CoordinatorServer).run()
+
+
 def main() -> int:
     """Entry point of ``python -m hotswap.node.coordinator``."""
     die_with_parent()
     set_up_logging()
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=CoordinatorConfig)
     try:
-        code = asyncio.run(CoordinatorServer(config).run())
+        code = asyncio.run(run_coordinator(config))
     except OSError as error:
         said = {"error": f"cannot serve on {config.host}:{config.port}: {error}", "errno": error.errno}
         print(json.dumps(said), flush=True)
         return EXIT_REQUEUE
+    except (UsageError, AuthError) as error:
+        # The store refuses this coordinator: it would refuse the next one too.
+        print(json.dumps({"warning": str(error)}), flush=True)
+        code = EXIT_USAGE
+    if code is None:
+        return 128 + signal.SIGTERM
     # A line that a crash cannot print tells the launcher that the job has ended, and not just this process.
     print(json.dumps({"exit_code": code}), flush=True)
     return code

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hotswap.sim.memory import spoil
 from hotswap.sim.world import World
 
+STORE = "store"
+"""The host of the coordinators' store."""
+
 if TYPE_CHECKING:
+    from hotswap.sim.council import Council
     from hotswap.sim.job import JobModel
     from hotswap.sim.worker import WorkerModel
 
@@ -36,6 +41,16 @@ KINDS = {
     "rotten replica": 1,
 }
 """What can go wrong, and how often in relation to the others."""
+AMONG_SEVERAL = {
+    "coordinator": 3,
+    "frozen leader": 2,
+    "all coordinators": 1,
+    "leader without store": 3,
+    "leader without agents": 2,
+    "leader without some agents": 2,
+    "store": 1,
+}
+"""What can go wrong beside that where there are several coordinators."""
 
 
 @dataclass(kw_only=True)
@@ -53,7 +68,7 @@ class Fault:
         return f"{self.kind} after {when}{self.delay_s:.3f} s"
 
 
-def draw(world: World, count: int) -> list[Fault]:
+def draw(world: World, count: int, kinds: Mapping[str, int] = KINDS) -> list[Fault]:
     """Random faults."""
     faults = []
     for _ in range(count):
@@ -64,7 +79,7 @@ def draw(world: World, count: int) -> list[Fault]:
             if moment == "time"
             else world.dice.choice((0.0, 0.01, 0.1, 1.0)) * world.between(0.0, 1.0)
         )
-        kind = world.dice.choices(list(KINDS), list(KINDS.values()))[0]
+        kind = world.dice.choices(list(kinds), list(kinds.values()))[0]
         faults.append(Fault(kind=kind, moment=moment, nth=nth, delay_s=delay_s))
     return faults
 
@@ -195,6 +210,51 @@ class Saboteur:
             self._lasts(world.between(*world.dice.choice(((0.05, 8.0), (0.05, 8.0), (30.0, 90.0))))), self._restart
         )
 
+    def _all_coordinators(self) -> None:
+        world, council = self._job.world, self._council
+        for host in list(council.candidates):
+            council.crash(host)
+        world.after(self._lasts(world.between(0.05, 30.0)), self._restart)
+
+    def _frozen_leader(self) -> None:
+        """As long as another one may lead before it goes on, or not as long."""
+        council, host = self._council, self._council.leader()
+        if host in council.candidates:
+            seconds = self._lasts(self._job.world.between(0.5, 12.0))
+            self._job.world.note(f"{host} stands still for {seconds:.3f} s")
+            council.candidates[host].loop.freeze(seconds)
+
+    @property
+    def _council(self) -> Council:
+        assert self._job.council is not None, "there is one coordinator"
+        return self._job.council
+
+    def _leader_without_store(self) -> None:
+        """In both directions, or only one: a request may take effect that nobody learns of."""
+        self._cut_leader([STORE], self._job.world.dice.choice(("both", "there", "back")))
+
+    def _leader_without_agents(self) -> None:
+        self._cut_leader([node.id for node in self._job.living()], "both")
+
+    def _leader_without_some_agents(self) -> None:
+        """And with the others, on the side of the network where the store is not."""
+        nodes = [node.id for node in self._job.living()]
+        self._cut_leader([STORE, *self._job.world.dice.sample(nodes, len(nodes) // 2)], "both")
+
+    def _cut_leader(self, others: list[str], ways: str) -> None:
+        network, host = self._job.network, self._council.leader()
+        seconds = self._lasts(self._job.world.between(1.0, 15.0))
+        self._job.world.note(f"{host} from {others}, {ways}, for {seconds:.3f} s")
+        for other in others:
+            if ways in ("both", "there"):
+                network.shut(host, other, seconds)
+            if ways in ("both", "back"):
+                network.shut(other, host, seconds)
+
+    def _store(self) -> None:
+        council, world = self._council, self._job.world
+        council.store_down_to = world.now + self._lasts(world.between(1.0, 20.0))
+
     def _restart(self) -> None:
         self._job.start_server()
 
@@ -215,7 +275,7 @@ class Saboteur:
 
     def _one_way_partition(self) -> None:
         for node, seconds in self._some_node():
-            ends = [node, self._job.world.dice.choice(("*", "head"))]
+            ends = [node, self._job.world.dice.choice(("*", self._job.heads[0]))]
             self._job.world.dice.shuffle(ends)
             self._job.world.note(f"from {ends[0]} to {ends[1]}")
             self._job.network.shut(ends[0], ends[1], seconds)

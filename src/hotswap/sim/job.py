@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import random
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any, cast
 
-from hotswap.config import CoordinatorConfig, Timing
+from hotswap.config import CoordinatorConfig, StoreConfig, Timing
 from hotswap.core import ladder
 from hotswap.core import messages as m
 from hotswap.core.events import Effect, Exit, Record, Send
@@ -15,8 +17,9 @@ from hotswap.errors import EXIT_OK, EXIT_REQUEUE, PeerUnreachable
 from hotswap.replication.sections import SectionKind
 from hotswap.sim.ballots import Ballots
 from hotswap.sim.chronicle import Chronicle, Copy, State, Violation
+from hotswap.sim.council import Council
 from hotswap.sim.fabric import TIMEOUT_S, Fabric
-from hotswap.sim.faults import Saboteur, draw
+from hotswap.sim.faults import AMONG_SEVERAL, Saboteur, draw
 from hotswap.sim.memory import MemoryModel, read_unique
 from hotswap.sim.network import DELAY_S, Link, Network, connection
 from hotswap.sim.node import NodeModel
@@ -36,12 +39,12 @@ CODEC = control_codec()
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """A job and its surroundings. ``versions``, ``gate``, ``all_holders``, ``checked`` (checksums) and ``drop_undone`` can
-    be spoilt, to see the checkers find it.
+    """A job and its surroundings. ``versions``, ``gate``, ``all_holders``, ``checked`` (checksums), ``drop_undone`` and ``lease``
+    can be spoilt, to see the checkers find it.
 
     ``event_log``: a restarted coordinator still has the log of the one before it. ``flaky``: share of transfers that fail.
     ``shared``: every slot has state that all others have too and that is not replicated. ``durable_steps``: between durable
-    checkpoints; 0: none. ``device``: snapshots are copied behind the computation. ``paced``: snapshots move apart at random.
+    checkpoints; 0: none. ``coordinators``: more than one share a store. ``device``: snapshots are copied behind the computation. ``paced``: snapshots move apart at random.
     ``drain_s``: how long nodes that have to leave wait for a spare.
     """
 
@@ -61,12 +64,14 @@ class Setup:
     drain_s: float
     replicas: int
     integrity: int
+    coordinators: int = 1
     versions: int = 2
     gate: bool = True
     all_holders: bool = True
     checked: bool = True
     spare_wait_s: float = 60.0
     drop_undone: bool = True
+    lease: bool = True
     build_s: Range = (0.1, 3.0)
     compute_s: Range = (0.02, 0.3)
     update_s: Range = (0.001, 0.03)
@@ -113,13 +118,17 @@ class JobModel:
         """*spoilt*: fields of Setup that are not left to chance."""
         self.seed = seed
         self.world = World(seed)
-        self.setup = draw_setup(seed, self.world, **spoilt)
+        # Of their own, so that a seed with one coordinator is what it has always been.
+        dice = random.Random(f"coordinators of {seed}")
+        self.setup = draw_setup(seed, self.world, **{"coordinators": dice.choice((1, 1, 1, 2, 3)), **spoilt})
+        self.council = Council(self, self.setup.coordinators, dice) if self.setup.coordinators > 1 else None
+        self.remembers = self.setup.event_log or self.council is not None
         # Modelled workers do not say how far they are.
         self.timing = Timing(hang_s=0.0)
         self.nodes_max = self.setup.nodes_active + self.setup.spares
         self.chronicle = Chronicle(
             slots=self.setup.nodes_active * self.setup.width,
-            strict=self.setup.event_log,
+            strict=self.remembers,
             # What one node has alone nobody shares.
             shared=self.setup.shared and self.setup.nodes_active > 1,
         )
@@ -135,10 +144,13 @@ class JobModel:
         self.exit: Exit | None = None
         self.gone_on = 0
         self._last_plan: m.Plan | None = None
+        self._accepted: dict[int, m.Plan] = {}
         self._names = 0
         self._pids = 0
         self.world.note(f"seed {seed}: {self.setup}")
         faults = draw(self.world, self.setup.faults)
+        if self.council is not None:
+            faults += draw(self.world, self.setup.faults, AMONG_SEVERAL)
         self.calm_s = CALM_S + TIMEOUT_S * sum(fault.kind == "deadlock" for fault in faults)
         self.saboteur = Saboteur(self, faults)
 
@@ -193,15 +205,21 @@ class JobModel:
     # --- processes -------------------------------------------------------------------------------------------------
 
     def start_server(self) -> None:
-        """Start a coordinator unless there is one."""
-        if self.server is not None:
-            return
-        if not self.setup.event_log:
-            self.log.clear()
-        config = CoordinatorConfig(
+        """Start a coordinator unless there is one; of several, all that are not there."""
+        if self.council is not None:
+            self.council.start()
+        elif self.server is None:
+            if not self.setup.event_log:
+                self.log.clear()
+            loop = self.new_loop("the coordinator")
+            loop.enter(self._boot_server, loop, self.coordinator_config(restarted=bool(self.log)))
+
+    def coordinator_config(self, *, restarted: bool, store: bool = False) -> CoordinatorConfig:
+        """As a launcher makes it."""
+        return CoordinatorConfig(
             job_id="job",
             token="simulated job, no secret",
-            restarted=bool(self.log),
+            restarted=restarted,
             nodes_active=self.setup.nodes_active,
             nodes_max=self.nodes_max,
             nproc_per_node=self.setup.width,
@@ -211,33 +229,45 @@ class JobModel:
             checkpoint_dir="storage" if self.setup.durable_steps else None,
             replicas=self.setup.replicas,
             events_path="",
+            store=StoreConfig(kind="model", urls=()) if store else None,
         )
-        loop = self.new_loop("the coordinator")
-        loop.enter(self._boot_server, loop, config)
 
     def _boot_server(self, loop: ProcessLoop, config: CoordinatorConfig) -> None:
-        self.server = ServerModel(self, loop, config)
+        self.server = ServerModel(self, loop, config, loop.time)
         self.server.start()
 
     def crash_server(self) -> None:
-        """The coordinator's process is gone, with all connections."""
+        """The coordinator's process is gone, with all connections; of several, the one that leads."""
+        if self.council is not None:
+            self.council.crash(self.council.leader())
+            return
         server, self.server = self.server, None
         if server is not None:
             self.world.note("the coordinator crashes")
-            for node in self.living():
-                if node.link is not None and node.link.peer.loop is server.loop:
-                    node.link.peer.reset()
+            self.reset_connections(server.loop)
             server.loop.dead = True
 
-    async def connect(self, node: NodeModel) -> Link:
-        """A connection of an agent to the coordinator. PeerUnreachable if there is none, or no way to it."""
+    def reset_connections(self, loop: ProcessLoop) -> None:
+        """All that agents have to the process of *loop*."""
+        for node in self.living():
+            if node.link is not None and node.link.peer.loop is loop:
+                node.link.peer.reset()
+
+    @property
+    def heads(self) -> list[str]:
+        """The coordinators' hosts."""
+        return [HEAD] if self.council is None else self.council.hosts
+
+    async def connect(self, node: NodeModel, host: str) -> Link:
+        """A connection of an agent to a coordinator. PeerUnreachable if there is none, or no way to it."""
         connect_s = self.timing.connect_s
-        way_s = max(self.network.open_at(node.id, HEAD), self.network.open_at(HEAD, node.id)) - self.world.now
+        way_s = max(self.network.open_at(node.id, host), self.network.open_at(host, node.id)) - self.world.now
         await asyncio.sleep(min(way_s, connect_s) + self.between(DELAY_S))
-        if way_s > connect_s or self.server is None:
+        server = self.server if self.council is None else self.council.candidates.get(host)
+        if way_s > connect_s or server is None:
             raise PeerUnreachable("the coordinator cannot be reached")
-        near, far = connection(self.network, [(node.loop, node.id), (self.server.loop, HEAD)], CODEC)
-        self.server.loop.enter(self.server.accept, far)
+        near, far = connection(self.network, [(node.loop, node.id), (server.loop, host)], CODEC)
+        server.loop.enter(server.serve, cast(Any, far), node.id)
         return near
 
     def add_node(self) -> None:
@@ -287,8 +317,13 @@ class JobModel:
         """A moment at which a fault may wait."""
         self.saboteur.moment(name)
 
-    def observe(self, effects: Iterable[Effect]) -> None:
-        """What the coordinator has decided, before anybody hears of it."""
+    def observe(self, server: ServerModel, effects: Sequence[Effect]) -> None:
+        """What a coordinator has decided, before anybody hears of it."""
+        self.server = server
+        if effects and self.council is not None and server.leadership is not None:
+            wrong = self.council.decides(server.leadership.term)
+            if wrong:
+                raise Violation(wrong)
         for effect in effects:
             if isinstance(effect, Record):
                 self._on_record(effect)
@@ -304,7 +339,7 @@ class JobModel:
             step = record.fields["step"]
             assert isinstance(step, int), "steps are numbers"
             self.chronicle.counted(step)
-        elif record.event == "job_started" and not self.setup.event_log:
+        elif record.event == "job_started" and not self.remembers:
             self._on_job_started()
         elif record.event in ("node_lost", "node_drained"):
             self.chronicle.lost(str(record.fields["node"]))
@@ -336,7 +371,7 @@ class JobModel:
         self._note_absent()
         self._last_plan = plan
         known = any(node.agent.generation >= plan.generation and node.agent.training for node in self.living())
-        if not known and not self.setup.event_log:
+        if not known and not self.remembers:
             # Without a log a number may be used again that nobody knows any more.
             self.chronicle.planned.pop(plan.generation, None)
             self.gone_on = min(self.gone_on, plan.generation - 1)
@@ -357,6 +392,12 @@ class JobModel:
         nodes = [self.nodes[node] for node in self._connected()]
         heard = [node.keeper.suspicion.verified for node in nodes if node.alive and node.keeper.suspicion is not None]
         return min(heard, default=None)
+
+    def accepted(self, node: NodeId, plan: m.Plan) -> None:
+        """An agent takes over a plan."""
+        known = self._accepted.setdefault(plan.generation, plan)
+        if self.council is not None and known != plan:
+            self.world.fail(Violation(f"{node} accepts another plan for generation {plan.generation} than others have"))
 
     def _on_go(self, generation: int) -> None:
         self.chronicle.trained = True
@@ -390,6 +431,14 @@ class JobModel:
                         Copy(node=node, slot=item.slot, own=item.kind is HeldKind.OWN, state=read_unique(lease.view))
                     )
         return copies
+
+    def told(self, code: int) -> None:
+        """A coordinator has heard that the job has ended, maybe from nobody but the store."""
+        if self.exit is None:
+            self.exit = Exit(exit_code=code, reason="ended by a leader that could not say so itself any more")
+            self.world.over = True
+            if code == EXIT_OK:
+                self.chronicle.counted(self.setup.steps)
 
     def _on_exit(self, effect: Exit) -> None:
         """The coordinator ends the job."""

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from hotswap.config import AgentConfig
+from hotswap.core import messages as m
 from hotswap.core.types import Endpoint, Generation, NodeId, Slot
 from hotswap.errors import HotswapError
 from hotswap.node.agent import Agent
@@ -52,7 +53,9 @@ class NodeModel:
             node=name,
             incarnation=int(incarnation),
             fault_domain=job.domain_of(node),
+            coordinator_host=job.heads[0],
             coordinator_port=1,
+            coordinators=tuple((host, 1) for host in job.heads[1:]),
             nproc_per_node=setup.width,
             nodes_active=setup.nodes_active,
             drain_s=setup.drain_s,
@@ -144,6 +147,11 @@ class AgentModel(Agent):
     def _fail(self, error: BaseException) -> None:
         self._model.loop.fail(error)
 
+    def _on_plan(self, plan: m.Plan) -> None:
+        if plan.generation == self.generation and self.plan is None:
+            self._model.job.accepted(self.node, plan)
+        super()._on_plan(plan)
+
     def _leave(self, exit_code: int) -> None:
         world = self._model.job.world
         world.after(0.0, partial(self._model.die, f"leaves with {exit_code}", flushed=True))
@@ -169,8 +177,8 @@ class ControlModel(ControlChannel):
         super().__init__(config, register, receive, model.loop.time)
         self._model = model
 
-    async def _open(self) -> Any:
-        self._model.link = await self._model.job.connect(self._model)
+    async def _open(self, host: str, port: int) -> Any:
+        self._model.link = await self._model.job.connect(self._model, host)
         return self._model.link
 
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from hotswap.config import CoordinatorConfig
-from hotswap.core.coordinator import Coordinator
+from hotswap.core.coordinator import Coordinator, Limits
 from hotswap.core.events import Effect, Event
-from hotswap.core.past import recall
-from hotswap.node.coordinator import CoordinatorServer, limits_of
+from hotswap.core.past import Past
+from hotswap.node.coordinator import CoordinatorServer
 from hotswap.node.eventlog import EventLog
 from hotswap.node.inquiry import Inquiry
+from hotswap.node.leadership import Leadership
 from hotswap.sim.chronicle import Violation
-from hotswap.sim.network import Link
 from hotswap.sim.process import ProcessLoop
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class ObservedCoordinator(Coordinator):
-    """The real machine; whatever it says is judged at once."""
+    """The real machine; its phases are moments for faults."""
 
     job_model: JobModel
 
@@ -30,11 +30,6 @@ class ObservedCoordinator(Coordinator):
         """As in production."""
         before = self.phase
         effects = super().handle(event, now)
-        try:
-            self.job_model.observe(effects)
-        except Violation as violation:
-            # Here it would be taken for the production code's own error, and come too late if the job has just ended.
-            self.job_model.world.fail(violation)
         if self.phase is not before:
             self.job_model.moment(self.phase.value)
         return effects
@@ -68,19 +63,42 @@ class NoInquiry:
     def hear(self, node: str, message: Any) -> None:
         """Evidence."""
 
+    async def close(self) -> None:
+        """Nothing to wait for."""
+
 
 class ServerModel(CoordinatorServer):
     """Real, but for sockets and files."""
 
-    def __init__(self, job: JobModel, loop: ProcessLoop, config: CoordinatorConfig) -> None:
+    def __init__(
+        self,
+        job: JobModel,
+        loop: ProcessLoop,
+        config: CoordinatorConfig,
+        clock: Callable[[], float],
+        leadership: Leadership | None = None,
+    ) -> None:
         """*config* says whether there was one before."""
         self._job = job
         self.loop = loop
-        super().__init__(config, loop.time)
-        past = recall(self.events.read()) if config.restarted else None
-        self.machine = ObservedCoordinator(limits_of(config), loop.time(), past)
-        self.machine.job_model = job
-        job.world.note(f"a coordinator starts with {past}")
+        super().__init__(config, clock, leadership)
+        if leadership is not None and not job.setup.lease:
+            leadership._until = float("inf")
+
+    def _make_machine(self, limits: Limits, past: Past | None) -> Coordinator:
+        self._job.world.note(f"{self.loop.name} starts with {past}")
+        machine = ObservedCoordinator(limits, self.clock(), past)
+        machine.job_model = self._job
+        return machine
+
+    def _release(self, effects: Sequence[Effect]) -> None:
+        """Whatever is let out is judged before anybody hears of it."""
+        try:
+            self._job.observe(self, effects)
+        except Violation as violation:
+            # Here it would be taken for the production code's own error, and come too late if the job has just ended.
+            self._job.world.fail(violation)
+        super()._release(effects)
 
     def _make_events(self) -> EventLog:
         return EventsModel(self._job.log)
@@ -95,17 +113,12 @@ class ServerModel(CoordinatorServer):
         """The beginning of ``run``."""
         self._done = self.loop.create_future()
         self._done.add_done_callback(self._ended)
-        self._start(self._pulse(), self._serving)
-        self._set_timer()
-
-    def accept(self, link: Link) -> None:
-        """An agent has connected."""
-        self._start(self._serve(cast(Any, link), link.peer.loop.name), self._serving)
+        self.begin()
 
     def _crash_with(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self.loop.fail(error)
 
-    def _ended(self, done: asyncio.Future[int]) -> None:
+    def _ended(self, done: asyncio.Future[int | None]) -> None:
         if (error := done.exception()) is not None:
             self.loop.fail(error)
