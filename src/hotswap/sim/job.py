@@ -12,6 +12,7 @@ from hotswap.config import CoordinatorConfig, StoreConfig, Timing
 from hotswap.core import ladder
 from hotswap.core import messages as m
 from hotswap.core.events import Effect, Exit, Record, Send
+from hotswap.core.integrity import NEVER
 from hotswap.core.types import HeldKind, NodeId, Slot, SourceKind, Step
 from hotswap.errors import EXIT_OK, EXIT_REQUEUE, PeerUnreachable
 from hotswap.replication.sections import SectionKind
@@ -457,6 +458,8 @@ class JobModel:
             raise Violation(f"the job ended with {effect.exit_code}: {effect.reason}")
         membership = self.server.machine.membership
         assert membership is not None, "a job that trained has a membership"
+        if self._distrusted_after() == NEVER:
+            return  # Slots differ that have never agreed: nothing in memory can be trusted.
         self._note_absent()
         saved = self.storage.latest()
         if saved is None or saved < self.chronicle.committed[0]:
