@@ -6,15 +6,12 @@ without a snapshot, so all halt after the next one, whose gate waits for the las
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from hotswap.core.types import Generation, Step
 from hotswap.session.mailbox import Mailbox
 from hotswap.wire import worker_messages as w
 from hotswap.wire.links import WorkerLink
-
-if TYPE_CHECKING:
-    from hotswap.session.snapshots import Snapshots
 
 _HALT, _DURABLE = 1 << 16, 1 << 17
 """Above every interval that a gate may carry."""
@@ -57,9 +54,14 @@ class Boundary:
         """This worker stands there."""
         self._mailbox.halt = None
 
-    def stand_still(self, link: WorkerLink, snapshots: Snapshots, generation: Generation, halt_s: float) -> bool:
-        """Wait there for another membership, for *halt_s* seconds at most; whether one has come. Fenced if it comes before all is safe."""
+    def stand_still(
+        self, link: WorkerLink, wait_acked: Callable[[Generation, Step], None], generation: Generation, halt_s: float
+    ) -> bool:
+        """Wait there for another membership, for *halt_s* seconds at most; whether one has come. Fenced if it comes before all is safe.
+
+        *wait_acked* waits until a step is complete at its holder.
+        """
         self.arrive()
-        snapshots.wait_acked(generation, self.at)
+        wait_acked(generation, self.at)
         link.send(w.Halted(generation=generation, step=self.at))
         return self._mailbox.wait_fenced(generation, halt_s)
