@@ -166,6 +166,7 @@ class AgentConfig:
     ``entry`` is the training command: a script path and its arguments, or ``-m module`` and its arguments.
     ``spare_positions``: for how many active nodes' places a spare keeps built workers.
     ``gpus``: those of the whole machine, if it is made into several nodes; empty: a worker sees what its node sees.
+    ``kernel_log``: where the kernel's messages can be read.
     """
 
     job_id: str
@@ -182,6 +183,7 @@ class AgentConfig:
     entry: tuple[str, ...]
     env: dict[str, str] = field(default_factory=dict)
     gpus: tuple[str, ...] = ()
+    kernel_log: str = "/dev/kmsg"
     log_dir: str
     fork_server: str | None = None
     fork_server_token: str = field(default="", repr=False)

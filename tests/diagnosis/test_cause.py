@@ -168,7 +168,8 @@ def test_case(name: str) -> None:
 
 def test_every_case_has_an_example() -> None:
     # Of what a job knows itself there are no lines; see test_facts.py.
-    assert {*CASE_EXAMPLES, "case.killed-not-for-memory"} == {rule.id for rule in CASES}
+    of_a_job = {"case.killed-not-for-memory", "case.killed-as-host-ran-out", "case.aborted-first"}
+    assert {*CASE_EXAMPLES, *of_a_job} == {rule.id for rule in CASES}
 
 
 def test_one_bad_gpu_and_a_hundred_echoes() -> None:

@@ -232,7 +232,14 @@ class WorkerStacks:
     stacks: str
 
 
-AsideMessage = Union[KvSet, KvGet, WorkerEvidence, WorkerStacks]
+@dataclass(frozen=True, kw_only=True)
+class NodeChecked:
+    """What came out of a check of this node's health: a clue for each probe. For the record, and for a verdict."""
+
+    clues: tuple[Clue, ...]
+
+
+AsideMessage = Union[KvSet, KvGet, WorkerEvidence, WorkerStacks, NodeChecked]
 """From agents as well, but the coordinator's state machine never sees them: the rendezvous and the record."""
 
 
@@ -290,6 +297,13 @@ class EndHung:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CheckNode:
+    """This node may be to blame for something: check its health, without disturbing its workers, and say what came out."""
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class CommitCheckpoint:
     """Every slot's shard of this durable checkpoint is on storage: write the manifest that makes it count.
 
@@ -317,4 +331,4 @@ class Stop:
     reason: str
 
 
-ToAgent = Union[Fence, Plan, Go, EndHung, CommitCheckpoint, KvValue, Stop]
+ToAgent = Union[Fence, Plan, Go, EndHung, CheckNode, CommitCheckpoint, KvValue, Stop]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from hotswap.core.events import Advice
 from hotswap.core.types import Generation, Step
 
 
@@ -17,12 +18,13 @@ from hotswap.core.types import Generation, Step
 class Past:
     """``generation``: the newest that was announced. ``plans``: generation and resume step of every plan that was made.
 
-    ``started``: training was told to go at least once.
+    ``started``: training was told to go at least once. ``excluded``: hosts that are to get no place any more, and why.
     """
 
     generation: Generation = 0
     started: bool = False
     plans: tuple[tuple[Generation, Step], ...] = ()
+    excluded: tuple[tuple[str, str], ...] = ()
 
 
 def recall(records: Iterable[Mapping[str, object]]) -> Past:
@@ -32,6 +34,7 @@ def recall(records: Iterable[Mapping[str, object]]) -> Past:
     """
     generation, started = 0, False
     plans: list[tuple[Generation, Step]] = []
+    excluded: dict[str, str] = {}
     for record in records:
         number, step = record.get("generation"), record.get("resume_step")
         if isinstance(number, int):
@@ -39,4 +42,6 @@ def recall(records: Iterable[Mapping[str, object]]) -> Past:
             if record.get("event") == "recovery_planned" and isinstance(step, int):
                 plans.append((number, step))
         started = started or record.get("event") == "training_started"
-    return Past(generation=generation, started=started, plans=tuple(plans))
+        if record.get("event") == "advised" and record.get("advice") == Advice.EXCLUDE.value:
+            excluded[str(record.get("host"))] = str(record.get("reason"))
+    return Past(generation=generation, started=started, plans=tuple(plans), excluded=tuple(excluded.items()))

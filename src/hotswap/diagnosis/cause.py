@@ -24,7 +24,9 @@ SHOWN_MAX = 20
 """Deciding and echo observations that an answer carries at most."""
 
 
-FACT_KINDS = frozenset({"nvml", "ib_counter", "shm", "disk", "cgroup", "silent", "probe", "op_count", "blame"})
+FACT_KINDS = frozenset(
+    {"nvml", "ib_counter", "shm", "disk", "cgroup", "host_kills", "silent", "probe", "op_count", "blame"}
+)
 """Observations that were never a line of a log. Their text is only for people, so no expression is tried on it."""
 
 
@@ -88,6 +90,7 @@ _CONTEXT_KINDS = frozenset(
         "op_count",
         "blame",
         "cgroup",
+        "host_kills",
         "progress",
         "host_memory",
         "loading",
@@ -280,6 +283,7 @@ def _answer(root: Finding | None, ranked: Sequence[Finding], findings: Sequence[
         deciding=deciding,
         echoes=tuple(one for one in shown if one not in deciding)[:SHOWN_MAX],
         echo_rules=echo_rules,
+        proven=root.strength is Strength.PROOF,
         suspects=suspects,
     )
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from hotswap.diagnosis.model import Blames, Strength, Verdict
 from hotswap.diagnosis.rule import Rule, text_rule
 
+_SIGNALS = "https://man7.org/linux/man-pages/man7/signal.7.html"
+_WATCH = "https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html"
 _RAY = "https://docs.ray.io/en/latest/ray-core/fault_tolerance/actors.html"
 _RAY_MEMORY = "https://docs.ray.io/en/latest/ray-core/scheduling/ray-oom-prevention.html"
 _RDZV = "https://docs.pytorch.org/docs/stable/elastic/rendezvous.html"
@@ -34,6 +36,22 @@ _BUILD = "https://docs.pytorch.org/docs/stable/cpp_extension.html"
 _BMC = "https://docs.kernel.org/driver-api/ipmi.html"
 
 FIRST: tuple[Rule, ...] = (
+    # --- what an agent of hotswap says of a worker that it has ended ---------------------------------------------------
+    text_rule(
+        "job.worker-stopped", r"stopped by a signal for more than",
+        Verdict.PROCESS_FAULT, Strength.SYMPTOM, 0.55, Blames.RANK,
+        "the process was stopped from outside (SIGSTOP, SIGTSTP, a batch system's suspend) and not continued", _SIGNALS,
+    ),
+    text_rule(
+        "job.worker-hung", r"hung: slots? \d|\d (?:has|have) not entered operation \d|outside of communication, in which slots? \d",
+        Verdict.PROCESS_FAULT, Strength.SYMPTOM, 0.5, Blames.RANK,
+        "others waited for this worker in vain: a deadlock, data that never comes, or a call that it left out", _WATCH,
+    ),
+    text_rule(
+        "job.worker-unparked", r"did not leave the old generation within",
+        Verdict.UNKNOWN, Strength.ECHO, 0.2, Blames.RANK,
+        "a worker that could not be stopped in place after something else had failed", _WATCH,
+    ),
     text_rule(
         "ray.exit-detail", r"Worker exit type: |Worker unexpectedly exits with|potential root causes",
         Verdict.UNKNOWN, Strength.ECHO, 0.2, Blames.PEER,

@@ -48,6 +48,7 @@ class Options:
     overhead_limit: float = 0.0
     fault_domain: str = ""
     node_history: str = ""
+    kernel_log: str = ""
     probe: bool = False
     transfer_streams: int = 0
     bind_host: str = ""

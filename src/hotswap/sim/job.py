@@ -289,7 +289,7 @@ class JobModel:
             self.chronicle.counted(step)
         elif record.event == "job_started" and not self.setup.event_log:
             self._on_job_started()
-        elif record.event == "node_lost":
+        elif record.event in ("node_lost", "node_turned_away"):
             self.chronicle.lost(str(record.fields["node"]))
 
     def _on_job_started(self) -> None:
