@@ -7,6 +7,8 @@ from hotswap.diagnosis.rule import Rule, text_rule
 
 _SIGNALS = "https://man7.org/linux/man-pages/man7/signal.7.html"
 _WATCH = "https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html"
+_HCCL = "https://www.hiascend.com/document/detail/en/CANNCommunityEdition/900/API/hcclug/hcclug_000059.html"
+_ERRNO = "https://man7.org/linux/man-pages/man2/write.2.html"
 _RAY = "https://docs.ray.io/en/latest/ray-core/fault_tolerance/actors.html"
 _RAY_MEMORY = "https://docs.ray.io/en/latest/ray-core/scheduling/ray-oom-prevention.html"
 _RDZV = "https://docs.pytorch.org/docs/stable/elastic/rendezvous.html"
@@ -128,7 +130,7 @@ FIRST: tuple[Rule, ...] = (
     text_rule(
         "kube.monitored", r"\w{3}IsNotHealthy\b|Recommended ?Action[=:] ?\W?(?:RESTART_BM|RESTART_VM|REPLACE_VM|CONTACT_SUPPORT)",
         Verdict.NODE_FAULT, Strength.CAUSE, 0.7, Blames.NODE,
-        "a monitor of the node's hardware found it broken", "https://github.com/NVIDIA/NVSentinel",
+        "a monitor of the node's hardware found it broken", "https://docs.nvidia.com/nvsentinel/v1.31.0/components/syslog-health-monitor.md",
     ),
     text_rule(
         "kube.no-room", r"FailedScheduling|\d nodes are available|Insufficient (?:nvidia\.com/gpu|memory|cpu)|Unschedulable",
@@ -215,9 +217,30 @@ FIRST: tuple[Rule, ...] = (
     text_rule(
         "slurm.request",
         r"Requested node configuration is not available|Invalid generic resource|Batch job submission failed|[Ii]nvalid partition"
-        r"|couldn't chdir|Invalid account or account/partition|More processors requested than permitted",
+        r"|Invalid account or account/partition|More processors requested than permitted",
         Verdict.USER_ERROR, Strength.CAUSE, 0.8, Blames.CODE,
         "the scheduler cannot give what was asked for, ever", _SLURM_TIME,
+    ),
+    text_rule(
+        "slurm.no-directory", r"couldn't chdir to",
+        Verdict.USER_ERROR, Strength.SYMPTOM, 0.4, Blames.CODE,
+        "the directory does not exist on the node; the step goes on in another one, where it may miss its files", _SLURM_TIME,
+    ),
+    text_rule(
+        "cuda.no-peer-access", r"peer access is not supported|PeerAccessUnsupported|PEER_ACCESS_UNSUPPORTED",
+        Verdict.USER_ERROR, Strength.SYMPTOM, 0.5, Blames.CODE,
+        "these GPUs, or the way they are passed into a virtual machine, do not allow access between them", _CUDA,
+    ),
+    text_rule(
+        "npu.waited",
+        r"[Ss]tream synchronize timeout|stream sync timeout|reason=\[task timeout\]|timeout waiting event, all tasks",
+        Verdict.UNKNOWN, Strength.ECHO, 0.2, Blames.RANK,
+        "the accelerator waited for others in a collective", _HCCL,
+    ),
+    text_rule(
+        "storage.short-write", r"wrote \d+ (?:blocks|bytes|items) instead of|[Ss]hort write\b|wrote only \d+ of",
+        Verdict.STORAGE, Strength.SYMPTOM, 0.6, Blames.STORAGE,
+        "less was written than asked for: the file system is full, over its quota or failing", _ERRNO,
     ),
     text_rule(
         "cloud.capacity",
