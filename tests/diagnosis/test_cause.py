@@ -196,6 +196,14 @@ def test_the_rank_behind_in_the_same_group_is_suspected() -> None:
     assert all("behind" not in one.detail for one in apart.suspects)
 
 
+def test_what_is_raised_again_says_less_than_the_error_itself() -> None:
+    again = "OSError: Caught OSError in DataLoader worker process 0."
+    found = answer(again, "Original Traceback (most recent call last):", "OSError: [Errno 5] Input/output error")
+    assert (found.verdict, found.rules[0]) == (Verdict.STORAGE, "storage.io-error")
+    alone = answer("FileNotFoundError: Caught FileNotFoundError in DataLoader worker process 2.")
+    assert (alone.verdict, alone.confident) == (Verdict.USER_ERROR, False)
+
+
 def test_nothing_recognised() -> None:
     found = answer("all is well", "iteration 3 done")
     assert (found.verdict, found.confidence, found.rules) == (Verdict.UNKNOWN, 0.0, ())

@@ -104,6 +104,8 @@ _CONTEXT_KINDS = frozenset(
 )
 _CHATTY = re.compile(r"\b(?:INFO|DEBUG|NOTICE)\b|\b[IW] tensorflow/")
 """Levels of messages that a program means for people who look for something else."""
+_RAISED_AGAIN = re.compile(r"Caught \w+ in (?:DataLoader worker|replica|pin memory thread)")
+"""An error of another process is raised again, of which its own last line, further down, says more."""
 CHATTY_MAX = 0.5
 _SURVIVED = re.compile(r"(?<!NCCL )\bWARN(?:ING)?\b|[Rr]etrying|will retry|attempt \d+ of")
 
@@ -178,7 +180,7 @@ def _finding(rule: Rule, evidence: Evidence) -> Finding:
     strength, confidence = rule.strength, rule.confidence
     if strength is Strength.CAUSE and "NCCL INFO" in evidence.text:
         strength = Strength.ECHO
-    elif strength is Strength.CAUSE and _CHATTY.search(evidence.text) and rule.verdict is Verdict.USER_ERROR:
+    elif strength is Strength.CAUSE and _says_little(rule, evidence.text):
         strength, confidence = Strength.SYMPTOM, min(confidence, CHATTY_MAX)
     elif strength is Strength.CAUSE and _SURVIVED.search(evidence.text):
         strength = Strength.SYMPTOM
@@ -191,6 +193,11 @@ def _finding(rule: Rule, evidence: Evidence) -> Finding:
         reason=rule.reason,
         evidence=evidence,
     )
+
+
+def _says_little(rule: Rule, text: str) -> bool:
+    """Whether an error is only mentioned, or raised a second time."""
+    return bool(_RAISED_AGAIN.search(text)) or (rule.verdict is Verdict.USER_ERROR and bool(_CHATTY.search(text)))
 
 
 def _context(evidence: Evidence) -> Finding:

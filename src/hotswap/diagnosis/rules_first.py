@@ -9,6 +9,7 @@ _SIGNALS = "https://man7.org/linux/man-pages/man7/signal.7.html"
 _WATCH = "https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html"
 _HCCL = "https://www.hiascend.com/document/detail/en/CANNCommunityEdition/900/API/hcclug/hcclug_000059.html"
 _ERRNO = "https://man7.org/linux/man-pages/man2/write.2.html"
+_ASYNC = "https://man7.org/linux/man-pages/man3/ibv_get_async_event.3.html"
 _RAY = "https://docs.ray.io/en/latest/ray-core/fault_tolerance/actors.html"
 _RAY_MEMORY = "https://docs.ray.io/en/latest/ray-core/scheduling/ray-oom-prevention.html"
 _RDZV = "https://docs.pytorch.org/docs/stable/elastic/rendezvous.html"
@@ -241,6 +242,18 @@ FIRST: tuple[Rule, ...] = (
         "storage.short-write", r"wrote \d+ (?:blocks|bytes|items) instead of|[Ss]hort write\b|wrote only \d+ of",
         Verdict.STORAGE, Strength.SYMPTOM, 0.6, Blames.STORAGE,
         "less was written than asked for: the file system is full, over its quota or failing", _ERRNO,
+    ),
+    text_rule(
+        "nic.device-fatal", r"async event ?: (?:\w+ )?(?:local catastrophic error|device fatal)|IBV_EVENT_DEVICE_FATAL",
+        Verdict.NODE_FAULT, Strength.CAUSE, 0.8, Blames.NODE,
+        "the network adapter is in a state in which it can do nothing any more", _ASYNC,
+    ),
+    text_rule(
+        "nic.queue-error",
+        r"async event ?: (?:\w+ )?(?:CQ error|local work queue|invalid request local|local access violation|SRQ|path migration failed)"
+        r"|IBV_EVENT_(?:CQ_ERR|QP_FATAL|QP_ACCESS_ERR|QP_REQ_ERR|SRQ_ERR)",
+        Verdict.UNKNOWN, Strength.SYMPTOM, 0.3, Blames.RANK,
+        "a queue of the network adapter failed: its program, its peer or the adapter", _ASYNC,
     ),
     text_rule(
         "cloud.capacity",
