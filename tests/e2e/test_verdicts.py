@@ -19,6 +19,12 @@ HERE = Path(__file__).parent
 FAILING = Cell(program=FSDP2, script=(str(HERE / "scripts" / "user_error.py"), str(SCRIPTS / FSDP2.script)))
 
 
+def paced(pace_s: float) -> Cell:
+    """As many steps as elsewhere, but so long that verdicts come while it trains."""
+    script = (str(HERE / "scripts" / "paced.py"), str(SCRIPTS / FSDP2.script))
+    return Cell(program=FSDP2, script=script, environment={"PACE_S": str(pace_s)}, deadline_s=110.0)
+
+
 def test_a_dead_node_is_named(run: Runner, reference_of: Callable[[Cell], Outcome]) -> None:
     cell = Cell(program=FSDP2, faults=(Fault(step=3, moment="reduce", slot=2, scope="node"),))
     outcome = run(cell)
@@ -43,12 +49,10 @@ def test_a_node_with_a_broken_gpu_loses_its_place(
     start: Start, reference_of: Callable[[Cell], Outcome], tmp_path: Path
 ) -> None:
     """Its worker is started again there, for no recovery waits; then its kernel's log is read, and the spare takes the place."""
-    cell = Cell(
-        program=FSDP2, steps=110, deadline_s=100.0, run_arguments=("--kernel-log", str(tmp_path / "{node}.log"))
-    )
+    cell = replace(paced(1.5), run_arguments=("--kernel-log", str(tmp_path / "{node}.log")))
     with start(cell) as job:
         job.wait_for("spare_ready")
-        job.wait_for("step_committed", step=5)
+        job.wait_for("step_committed")
         (tmp_path / "node1.log").write_text(
             "NVRM: Xid (PCI:0000:3d:00): 79, pid='<unknown>', GPU has fallen off the bus.\n"
         )
@@ -70,10 +74,10 @@ def test_a_suspect_is_checked_and_a_spare_goes_before_it_the_next_time(
     start: Start, reference_of: Callable[[Cell], Outcome]
 ) -> None:
     """Killed twice, unproven: then the node's health is looked at, and the third time a spare takes its place."""
-    cell = Cell(program=FSDP2, steps=110, deadline_s=100.0)
+    cell = paced(3.0)
     with start(cell) as job:
         job.wait_for("spare_ready")
-        job.wait_for("step_committed", step=5)
+        job.wait_for("step_committed")
         for _ in range(2):
             strikes.strike(job.logs, "worker", slot=0)
             job.wait_for("diagnosed", verdict="process_fault")
