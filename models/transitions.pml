@@ -27,9 +27,9 @@
 #define CHECKPOINT_COMMITTED 12
 #define SNAPSHOT_INTERVAL_CHANGED 13
 #define SCRIPT_RAISED 14
-#define STATES_COMPARED 15
-#define TIME_PASSED 16
-#define STOP_ASKED 17
+#define TIME_PASSED 15
+#define STOP_ASKED 16
+#define VERDICT 17
 
 #define MAY(phase, kind, next) ( \
   (phase == FORMING && kind == HEARTBEAT && (next == FORMING)) || \
@@ -76,37 +76,37 @@
   (phase == RECOLLECTING && kind == CHECKPOINT_SHARD_WRITTEN && (next == RECOLLECTING)) || \
   (phase == RECOLLECTING && kind == CHECKPOINT_COMMITTED && (next == RECOLLECTING)) || \
   (phase == RECOLLECTING && kind == SNAPSHOT_INTERVAL_CHANGED && (next == RECOLLECTING)) || \
-  (phase == FENCING && kind == WORKER_BUILT && (next == FENCING)) || \
+  (phase == FENCING && kind == WORKER_BUILT && (next == FENCING || next == WAITING_FOR_A_NODE || next == STOPPED)) || \
   (phase == FENCING && kind == WORKER_LOST && (next == FENCING || next == WAITING_FOR_A_NODE || next == STOPPED)) || \
   (phase == FENCING && kind == WORKER_IN_TROUBLE && (next == FENCING)) || \
   (phase == FENCING && kind == CHECKPOINT_SHARD_WRITTEN && (next == FENCING)) || \
   (phase == FENCING && kind == CHECKPOINT_COMMITTED && (next == FENCING)) || \
   (phase == FENCING && kind == SNAPSHOT_INTERVAL_CHANGED && (next == FENCING)) || \
-  (phase == WAITING_FOR_A_NODE && kind == WORKER_BUILT && (next == WAITING_FOR_A_NODE)) || \
+  (phase == WAITING_FOR_A_NODE && kind == WORKER_BUILT && (next == FENCING || next == WAITING_FOR_A_NODE || next == STOPPED)) || \
   (phase == WAITING_FOR_A_NODE && kind == WORKER_LOST && (next == FENCING || next == WAITING_FOR_A_NODE || next == STOPPED)) || \
   (phase == WAITING_FOR_A_NODE && kind == WORKER_IN_TROUBLE && (next == WAITING_FOR_A_NODE)) || \
   (phase == WAITING_FOR_A_NODE && kind == CHECKPOINT_SHARD_WRITTEN && (next == WAITING_FOR_A_NODE)) || \
   (phase == WAITING_FOR_A_NODE && kind == CHECKPOINT_COMMITTED && (next == WAITING_FOR_A_NODE || next == STOPPED)) || \
   (phase == WAITING_FOR_A_NODE && kind == SNAPSHOT_INTERVAL_CHANGED && (next == WAITING_FOR_A_NODE)) || \
-  (phase == REBUILDING && kind == WORKER_BUILT && (next == REBUILDING)) || \
+  (phase == REBUILDING && kind == WORKER_BUILT && (next == FENCING || next == WAITING_FOR_A_NODE || next == REBUILDING || next == STOPPED)) || \
   (phase == REBUILDING && kind == WORKER_LOST && (next == FENCING || next == WAITING_FOR_A_NODE || next == REBUILDING || next == STOPPED)) || \
   (phase == REBUILDING && kind == WORKER_IN_TROUBLE && (next == REBUILDING)) || \
   (phase == REBUILDING && kind == CHECKPOINT_SHARD_WRITTEN && (next == REBUILDING)) || \
   (phase == REBUILDING && kind == CHECKPOINT_COMMITTED && (next == REBUILDING)) || \
   (phase == REBUILDING && kind == SNAPSHOT_INTERVAL_CHANGED && (next == REBUILDING)) || \
-  (phase == RESTORING && kind == WORKER_BUILT && (next == RESTORING)) || \
+  (phase == RESTORING && kind == WORKER_BUILT && (next == FENCING || next == WAITING_FOR_A_NODE || next == RESTORING || next == STOPPED)) || \
   (phase == RESTORING && kind == WORKER_LOST && (next == FENCING || next == WAITING_FOR_A_NODE || next == RESTORING || next == STOPPED)) || \
   (phase == RESTORING && kind == WORKER_IN_TROUBLE && (next == RESTORING)) || \
   (phase == RESTORING && kind == CHECKPOINT_SHARD_WRITTEN && (next == RESTORING)) || \
   (phase == RESTORING && kind == CHECKPOINT_COMMITTED && (next == RESTORING)) || \
   (phase == RESTORING && kind == SNAPSHOT_INTERVAL_CHANGED && (next == RESTORING)) || \
-  (phase == REDOING && kind == WORKER_BUILT && (next == REDOING)) || \
+  (phase == REDOING && kind == WORKER_BUILT && (next == FENCING || next == WAITING_FOR_A_NODE || next == REDOING || next == STOPPED)) || \
   (phase == REDOING && kind == WORKER_LOST && (next == FENCING || next == WAITING_FOR_A_NODE || next == REDOING || next == STOPPED)) || \
   (phase == REDOING && kind == WORKER_IN_TROUBLE && (next == REDOING)) || \
   (phase == REDOING && kind == CHECKPOINT_SHARD_WRITTEN && (next == REDOING)) || \
   (phase == REDOING && kind == CHECKPOINT_COMMITTED && (next == REDOING)) || \
   (phase == REDOING && kind == SNAPSHOT_INTERVAL_CHANGED && (next == REDOING)) || \
-  (phase == TRAINING && kind == WORKER_BUILT && (next == TRAINING)) || \
+  (phase == TRAINING && kind == WORKER_BUILT && (next == FENCING || next == WAITING_FOR_A_NODE || next == TRAINING || next == STOPPED)) || \
   (phase == TRAINING && kind == WORKER_LOST && (next == FENCING || next == WAITING_FOR_A_NODE || next == TRAINING || next == STOPPED)) || \
   (phase == TRAINING && kind == WORKER_IN_TROUBLE && (next == TRAINING)) || \
   (phase == TRAINING && kind == CHECKPOINT_SHARD_WRITTEN && (next == TRAINING)) || \
@@ -143,6 +143,13 @@
   (phase == TRAINING && kind == WORKER_FINISHED && (next == FENCING || next == WAITING_FOR_A_NODE || next == TRAINING || next == STOPPED)) || \
   (phase == REBUILDING && kind == RESTORE_FAILED && (next == FENCING || next == WAITING_FOR_A_NODE || next == REBUILDING || next == STOPPED)) || \
   (phase == RESTORING && kind == RESTORE_FAILED && (next == FENCING || next == WAITING_FOR_A_NODE || next == RESTORING || next == STOPPED)) || \
+  (phase == RECOLLECTING && kind == VERDICT && (next == RECOLLECTING)) || \
+  (phase == FENCING && kind == VERDICT && (next == FENCING || next == WAITING_FOR_A_NODE || next == STOPPED)) || \
+  (phase == WAITING_FOR_A_NODE && kind == VERDICT && (next == FENCING || next == WAITING_FOR_A_NODE || next == STOPPED)) || \
+  (phase == REBUILDING && kind == VERDICT && (next == FENCING || next == WAITING_FOR_A_NODE || next == REBUILDING || next == STOPPED)) || \
+  (phase == RESTORING && kind == VERDICT && (next == FENCING || next == WAITING_FOR_A_NODE || next == RESTORING || next == STOPPED)) || \
+  (phase == REDOING && kind == VERDICT && (next == FENCING || next == WAITING_FOR_A_NODE || next == REDOING || next == STOPPED)) || \
+  (phase == TRAINING && kind == VERDICT && (next == FENCING || next == WAITING_FOR_A_NODE || next == TRAINING || next == STOPPED)) || \
   (phase == FENCING && kind == NODE_FENCED && (next == FENCING || next == WAITING_FOR_A_NODE || next == REBUILDING || next == STOPPED)) || \
   (phase == WAITING_FOR_A_NODE && kind == NODE_FENCED && (next == WAITING_FOR_A_NODE)) || \
   (phase == REBUILDING && kind == NODE_FENCED && (next == REBUILDING)) || \

@@ -227,6 +227,7 @@ class AgentConfig:
     ``integrity_every_steps``: steps between comparisons of the state that slots share; 0: none.
     ``gpus``: those of the whole machine, if it is made into several nodes; empty: a worker sees what its node sees.
     ``coordinators``: further ones, of which one may lead when the first does not: host and port.
+    ``kernel_log``: where the kernel's messages can be read.
     """
 
     job_id: str
@@ -245,6 +246,7 @@ class AgentConfig:
     entry: tuple[str, ...]
     env: dict[str, str] = field(default_factory=dict)
     gpus: tuple[str, ...] = ()
+    kernel_log: str = "/dev/kmsg"
     log_dir: str
     fork_server: str | None = None
     fork_server_token: str = field(default="", repr=False)

@@ -12,7 +12,7 @@ import pytest
 
 from hotswap.chaos import matrix, suite
 from hotswap.chaos.cli import inject
-from hotswap.chaos.matrix import Matrix, judge
+from hotswap.chaos.matrix import Matrix, judge, judge_verdicts
 from hotswap.demo.records import History
 from hotswap.demo.runner import JobSpec
 from hotswap.demo.verdict import Evidence
@@ -25,6 +25,7 @@ DONE = {
     "redone_steps": 1,
     "generation": 2,
 }
+LOSS = {"event": "diagnosed", "verdict": "node_fault", "culprit": {"kind": "node", "node": "node0"}}
 DEATH = {"kind": "node", "time": 1.0}
 
 
@@ -88,6 +89,46 @@ def test_what_a_job_is_called(drill: str, found: Evidence, outcome: str) -> None
     assert judge(ordeal(drill), evidence(), found)[0] == outcome
 
 
+def say(verdict: str, *, node: str = "", rank: int = -1) -> dict[str, Any]:
+    named = {**({"node": node} if node else {}), **({"rank": rank} if rank >= 0 else {})}
+    return {"event": "diagnosed", "verdict": verdict, "culprit": {"kind": "x", **named}}
+
+
+@pytest.mark.parametrize(
+    ("drill", "said", "wrong"),
+    [
+        ("node-backward", [say("node_fault", node="node0")], ""),
+        ("node-backward", [], "did not say node_fault of node0"),
+        ("node-backward", [say("unknown")], "said unknown instead of node_fault of node0"),
+        ("worker-optimizer", [say("process_fault", node="node1", rank=3)], ""),
+        ("worker-optimizer", [say("process_fault", node="node1", rank=2)], "said process_fault of slot 2 on node1"),
+        ("worker-optimizer", [say("oom_host", node="node1", rank=3)], "said oom_host of slot 3 on node1"),
+        ("raise", [say("user_error", rank=3)], ""),
+        ("raise-everywhere", [say("user_error", node="node1")], ""),
+        ("raise-everywhere", [say("node_fault", node="node1")], "said node_fault of node1"),
+        ("coordinator", [], ""),
+        ("coordinator", [say("node_fault", node="node1")], "said node_fault of node1 instead of nothing"),
+        ("spare-then-node", [say("node_fault", node="node2"), say("node_fault", node="node0")], ""),
+        ("spare-then-node", [say("node_fault", node="node2")], "did not say node_fault of node0"),
+        ("node-then-survivor", [say("node_fault", node="node0")], ""),
+        (
+            "node-then-survivor",
+            [say("node_fault", node="node0"), say("process_fault", node="node1", rank=2)],
+            "",
+        ),
+        ("owner-and-holder", [say("node_fault", node="node1")], ""),
+    ],
+)
+def test_what_the_job_said_of_its_faults_is_judged(drill: str, said: list[dict[str, Any]], wrong: str) -> None:
+    found = judge_verdicts(ordeal(drill), said)
+    assert found.startswith(wrong) if wrong else not found, found
+
+
+def test_every_drill_says_which_verdicts_are_right() -> None:
+    for cell in suite.cells("full"):
+        assert bool(cell.ordeal.truths) is (cell.drill != "coordinator"), cell.drill
+
+
 class NoServers:
     """Nothing is started in these tests."""
 
@@ -103,10 +144,11 @@ def test_a_job_that_does_not_end_is_called_hung_and_the_others_are_run(tmp_path:
         if not spec.faults:
             return 0
         spec.fault_log.write_text(json.dumps(DEATH) + "\n")
-        events = (DONE, {"event": "job_stopped", "reason": "no spare"})
+        events = (DONE, {"event": "job_stopped", "reason": "no spare"}, *said)
         (spec.logs / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
         return 75
 
+    said = [LOSS]
     cells = suite.cells("full", ["fsdp2-dp4"], ["stop-node", "no-spare"])
     seen: list[str] = []
     runner = Matrix(tmp_path, NoServers(), keep=False, run=run)  # type: ignore[arg-type]
@@ -117,6 +159,11 @@ def test_a_job_that_does_not_end_is_called_hung_and_the_others_are_run(tmp_path:
     assert not (tmp_path / "no-spare-on-fsdp2-dp4").exists()
     result = matrix.as_json(outcomes, {})
     assert (result["good"], result["bad"]) == (1, 1)
+    assert (result["cells"][1]["verdict"], result["cells"][1]["right_verdict"]) == ("node_fault of node0", True)
+    said[0] = {**LOSS, "culprit": {"kind": "node", "node": "node1"}}
+    (wrong,) = runner.measure(cells[1:], lambda _: None)
+    assert (wrong.outcome, wrong.good) == (matrix.WRONG_VERDICT, False)
+    assert wrong.detail == "said node_fault of node1 instead of node_fault of node0"
 
 
 def test_an_undisturbed_job_that_fails_ends_the_matrix(tmp_path: Path) -> None:

@@ -13,7 +13,20 @@ from itertools import groupby
 
 from hotswap.core import messages as m
 from hotswap.core.coordinator import Coordinator, Limits
-from hotswap.core.events import Disconnect, Effect, Event, Exit, FromNode, NodeGone, Record, Send, StopAsked, Tick
+from hotswap.core.events import (
+    Advice,
+    Disconnect,
+    Effect,
+    Event,
+    Exit,
+    FromNode,
+    Judged,
+    NodeGone,
+    Record,
+    Send,
+    StopAsked,
+    Tick,
+)
 from hotswap.core.keep import GroupState
 from hotswap.core.past import recall
 from hotswap.core.progress import GroupProgress, Progress
@@ -79,6 +92,8 @@ class Scenario:
             return self._input(" ".join(words[2:]))
         if words[0] == "stop":
             return self._handle(StopAsked(exit_code=int(words[1]), reason=" ".join(words[2:])))
+        if words[0] == "verdict":
+            return self._handle(_judged(words[1], words[2], " ".join(words[3:])))
         if words[0] == "quietly":
             list(self._input(" ".join(words[1:])))
             return []
@@ -337,6 +352,16 @@ class Scenario:
         return effects
 
 
+def _judged(advice: str, of: str, reason: str) -> Judged:
+    """*of*: a host, or for ``give-up`` a slot."""
+    kind = Advice(advice.replace("-", " "))
+    return (
+        Judged(advice=kind, slot=int(of), reason=reason)
+        if kind is Advice.GIVE_UP
+        else Judged(advice=kind, host=of, reason=reason)
+    )
+
+
 # --- printing --------------------------------------------------------------------------------------------------------
 
 
@@ -389,6 +414,8 @@ def _message(message: m.ToAgent) -> str:
     if isinstance(message, m.Salvage):
         sources = " ".join(f"{slot}:{_source(source)}" for slot, source in message.sources.items())
         return f"Salvage {message.generation} step {message.step} from {sources}"
+    if isinstance(message, m.CheckNode):
+        return f"CheckNode: {message.reason}"
     assert isinstance(message, m.CommitCheckpoint)
     return f"CommitCheckpoint of step {message.step}"
 

@@ -12,10 +12,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from hotswap.core import messages as m
 from hotswap.core.coordinator import Coordinator, Limits
-from hotswap.core.events import Disconnect, Effect, Event, Exit, FromNode, NodeGone, Record, Send, Tick
+from hotswap.core.events import Advice, Disconnect, Effect, Event, Exit, FromNode, Judged, NodeGone, Record, Send, Tick
 from hotswap.core.past import recall
 from hotswap.core.transitions import Phase
-from hotswap.core.types import Held, HeldKind, SourceKind, WorkerState
+from hotswap.core.types import Held, HeldKind, SourceKind, WorkerState, host_of
 
 LIMITS = Limits(nodes_active=2, nodes_max=4, width=2, checkpoints=True)
 SLOTS = range(4)
@@ -260,6 +260,28 @@ class Interleavings(RuleBasedStateMachine):
     @rule(number=PICK, step=st.integers(3, 5))
     def commit_checkpoint(self, number: int, step: int) -> None:
         self.handle(FromNode(node=self.pick(number), message=m.CheckpointCommitted(step=step)))
+
+    @rule(advice=st.sampled_from(list(Advice)), number=PICK, slot=st.sampled_from(SLOTS))
+    def judge(self, advice: Advice, number: int, slot: int) -> None:
+        """A verdict comes when it comes, on whomever. Nodes that it bars are not used again."""
+        host = host_of(NAMES[number % len(NAMES)])
+        self.handle(Judged(advice=advice, reason="so the rules say", host=host, slot=slot))
+
+    @invariant()
+    def a_broken_node_gets_no_place(self) -> None:
+        if self.machine.membership is None:
+            return
+        # Who had a place when the verdict came keeps it for as long as no spare is ready.
+        for position, node in enumerate(self.machine.membership.places):
+            if self.machine.job.counsel.excludes(node):
+                assert any(places[position] == node for places in self.before_verdicts(node)), node
+
+    def before_verdicts(self, node: str) -> list[tuple[str, ...]]:
+        """Memberships that were announced before *node* was barred, its own newest place included."""
+        barred = next(
+            i for i, one in enumerate(self.log) if one.get("host") == host_of(node) and one.get("advice") == "exclude"
+        )
+        return [tuple(one["places"]) for one in self.log[:barred] if one["event"] == "recovery_started"]  # type: ignore[arg-type]
 
     @rule(kind=st.sampled_from([m.Heartbeat, m.WorkerBuilt]))
     def hear_a_stranger(self, kind: Any) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from coordinator_kit import register
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hotswap.core.coordinator import Coordinator, Limits
+from hotswap.core.counsel import HOSTS_MAX
+from hotswap.core.events import Advice, Judged
 from hotswap.core.history import History
 from hotswap.core.past import Past, recall
 from hotswap.core.shards import INCOMPLETE_MAX, Shards
+from hotswap.core.transitions import Phase
 
 
 def test_who_missed_no_plan_may_keep_everything() -> None:
@@ -72,6 +77,17 @@ def test_incomplete_checkpoints_are_not_kept_for_ever() -> None:
     assert shards.add(1, 1, 1, range(2))
 
 
+def test_no_more_hosts_are_barred_than_can_have_a_fault_of_their_own() -> None:
+    machine = Coordinator(Limits(nodes_active=1, nodes_max=1, width=1), 0.0)
+    machine.handle(register("a#1"), 0.5)
+    assert machine.phase is Phase.FENCING
+    for number in range(HOSTS_MAX + 9):
+        machine.handle(Judged(advice=Advice.EXCLUDE, host=f"n{number}", reason="broken"), 1.0)
+    machine.handle(Judged(advice=Advice.EXCLUDE, host="n1", reason="said again"), 1.0)
+    assert len(machine.job.counsel.excluded) == HOSTS_MAX
+    assert machine.job.counsel.excluded["n1"] == "broken"
+
+
 def test_an_empty_log_tells_nothing() -> None:
     assert recall([]) == Past()
 
@@ -85,7 +101,9 @@ def test_a_log_tells_numbers_plans_and_whether_the_job_trained() -> None:
             {"event": "recovery_planned", "generation": 3, "resume_step": 7},
             {"event": "recovery_done", "generation": 3, "resume_step": 7},
             {"event": "recovery_started", "generation": 4},
+            {"event": "advised", "generation": 4, "advice": "exclude", "host": "n1", "reason": "its GPU is gone"},
+            {"event": "advised", "generation": 4, "advice": "avoid", "host": "n2", "reason": "suspected"},
         ]
     )
-    assert past == Past(generation=4, started=True, plans=((1, 0), (3, 7)))
+    assert past == Past(generation=4, started=True, plans=((1, 0), (3, 7)), excluded=(("n1", "its GPU is gone"),))
     assert not recall([{"event": "recovery_started", "generation": 2}]).started

@@ -168,7 +168,8 @@ def test_case(name: str) -> None:
 
 def test_every_case_has_an_example() -> None:
     # Of what a job knows itself there are no lines; see test_facts.py.
-    assert {*CASE_EXAMPLES, "case.killed-not-for-memory"} == {rule.id for rule in CASES}
+    of_a_job = {"case.killed-not-for-memory", "case.killed-as-host-ran-out", "case.aborted-first"}
+    assert {*CASE_EXAMPLES, *of_a_job} == {rule.id for rule in CASES}
 
 
 def test_one_bad_gpu_and_a_hundred_echoes() -> None:
@@ -193,6 +194,14 @@ def test_the_rank_behind_in_the_same_group_is_suspected() -> None:
     assert [one.rank for one in found.suspects] == [2]
     apart = answer(timeout(0, seq=90, group=1), timeout(2, seq=88, group=2))
     assert all("behind" not in one.detail for one in apart.suspects)
+
+
+def test_what_is_raised_again_says_less_than_the_error_itself() -> None:
+    again = "OSError: Caught OSError in DataLoader worker process 0."
+    found = answer(again, "Original Traceback (most recent call last):", "OSError: [Errno 5] Input/output error")
+    assert (found.verdict, found.rules[0]) == (Verdict.STORAGE, "storage.io-error")
+    alone = answer("FileNotFoundError: Caught FileNotFoundError in DataLoader worker process 2.")
+    assert (alone.verdict, alone.confident) == (Verdict.USER_ERROR, False)
 
 
 def test_nothing_recognised() -> None:

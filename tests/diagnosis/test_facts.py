@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,46 @@ def test_whoever_was_killed_where_nobody_was_killed_for_memory(
     killed = facts.exit_status(-9, rank=3, node="node-4", time=5.0)
     found = diagnose([killed, facts.memory_events(f"oom_kill {counted}", node=on, time=6.0)])
     assert (found.verdict, found.rules[0]) == (verdict, rule)
+
+
+@pytest.mark.parametrize(
+    ("counted", "on", "verdict", "rule"),
+    [
+        (0, "node-4", Verdict.PROCESS_FAULT, "case.killed-not-for-memory"),
+        (0, "node-5", Verdict.OOM_HOST, "exit.killed"),
+        (2, "node-4", Verdict.OOM_HOST, "case.killed-as-host-ran-out"),
+        (2, "node-5", Verdict.OOM_HOST, "exit.killed"),
+    ],
+)
+def test_whoever_was_killed_where_only_the_whole_host_is_counted(
+    counted: int, on: str, verdict: Verdict, rule: str
+) -> None:
+    killed = facts.exit_status(-9, rank=3, node="node-4", time=5.0)
+    found = diagnose([killed, facts.oom_kills(counted, of="host_kills", node=on, time=6.0)])
+    assert (found.verdict, found.rules[0]) == (verdict, rule)
+    assert found.confident is (rule == "case.killed-as-host-ran-out")
+
+
+def test_a_host_that_killed_others_for_memory_is_no_finding() -> None:
+    assert diagnose([facts.oom_kills(3, of="host_kills", node="node-4", time=5.0)]).rules == ()
+
+
+def test_who_aborts_before_anything_else_failed_did_it_to_itself() -> None:
+    aborted = facts.exit_status(-6, rank=3, node="node-4", time=5.0)
+    found = diagnose([aborted])
+    assert (found.verdict, found.rules[0], found.culprit.rank) == (Verdict.PROCESS_FAULT, "case.aborted-first", 3)
+    # A watchdog ends processes in the same way when a node is gone.
+    gone = facts.silent("node-7", reachable=False, time=4.0)
+    assert diagnose([gone, aborted]).culprit.node == "node-7"
+    assert diagnose([replace(aborted, source="launcher")]).verdict is Verdict.UNKNOWN
+
+
+def test_what_is_said_about_a_worker_is_read_as_a_line_of_a_log() -> None:
+    raised = facts.said("script", "KeyError: 'lr'", rank=1, node="node-4", time=5.0)
+    assert (raised.kind, diagnose([raised]).verdict) == ("exception", Verdict.USER_ERROR)
+    hung = "hung: slot 1 has not entered operation 63 of dp, in which slots 0, 2 wait"
+    found = diagnose([facts.said("agent", hung, rank=1, node="node-4", time=5.0)])
+    assert (found.verdict, found.culprit.rank, found.confident) == (Verdict.PROCESS_FAULT, 1, False)
 
 
 def test_the_rank_that_started_fewer_operations_is_the_suspect() -> None:

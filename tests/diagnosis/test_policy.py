@@ -17,7 +17,14 @@ from hotswap.errors import UsageError
 DAY = 24 * 3600.0
 
 
-def a(verdict: Verdict, *, confidence: float = 0.9, node: str | None = "n1", kind: Blames = Blames.NODE) -> Diagnosis:
+def a(
+    verdict: Verdict,
+    *,
+    confidence: float = 0.9,
+    node: str | None = "n1",
+    kind: Blames = Blames.NODE,
+    proven: bool = True,
+) -> Diagnosis:
     return Diagnosis(
         verdict=verdict,
         confidence=confidence,
@@ -26,6 +33,7 @@ def a(verdict: Verdict, *, confidence: float = 0.9, node: str | None = "n1", kin
         rules=("x",),
         deciding=(),
         echoes=(),
+        proven=proven,
     )
 
 
@@ -44,6 +52,13 @@ def test_a_proven_node_is_replaced_and_kept_out() -> None:
     assert decision.history.is_quarantined("n1", DAY)
     assert not decision.history.is_quarantined("n1", 8 * DAY)
     assert not release(decision.history, "n1").is_quarantined("n1", 1.0)
+
+
+def test_a_node_whose_fault_is_not_proven_is_kept_out_once_it_comes_back() -> None:
+    first = decide(a(Verdict.NODE_FAULT, proven=False), History(), 0.0)
+    assert (first.action, first.history.quarantined) == (Action.REPLACE, {})
+    again = decide(a(Verdict.NODE_FAULT, proven=False), first.history, 60.0)
+    assert again.history.is_quarantined("n1", DAY)
 
 
 def test_a_suspected_node_is_checked_first_and_replaced_when_it_returns() -> None:

@@ -178,9 +178,28 @@ def test_echoes_never_carry_a_verdict() -> None:
             assert rule.verdict is Verdict.UNKNOWN, rule.id
 
 
-def test_sources_are_public_addresses() -> None:
-    for rule in RULES:
-        assert rule.source.startswith("https://"), rule.id
+@pytest.mark.parametrize(
+    ("source", "complaint"),
+    [
+        ("https://docs.kernel.org/admin-guide/cgroup-v2.html#memory", ""),
+        ("https://github.com/NVIDIA/nccl/issues/1191", ""),
+        ("https://github.com/NVIDIA/NVSentinel", "no thread and no file"),
+        ("https://github.com/NVIDIA/nccl/blob/master/src/misc/socket.cc", ""),
+        ("https://github.com/NVIDIA/nccl/issue/1191", "no thread and no file"),
+        ("https://github.com/NVIDIA/nccl/issues/", "no thread and no file"),
+        ("https://github.com/NVIDIA", "no thread and no file"),
+        ("https://docs.nvidia.com", "not the https address of a page"),
+        ("https://docs.nvidia.com/", "not the https address of a page"),
+        ("http://docs.nvidia.com/deploy/xid-errors/index.html", "not the https address of a page"),
+        ("docs.nvidia.com/deploy", "not the https address of a page"),
+        ("https://docs.nvidia.com/deploy/xid errors", "not the https address of a page"),
+        ("https://wiki.corp/gpus/xid", "not public"),
+        ("https://10.0.0.7/wiki", "not public"),
+    ],
+)
+def test_a_source_that_nobody_can_open_is_found(source: str, complaint: str) -> None:
+    found = [line for line in report((replace(BY_ID["storage.full"], source=source),)) if source in line]
+    assert bool(found) is bool(complaint) and all(complaint in line for line in found)
 
 
 def test_a_rule_refuses_nonsense() -> None:

@@ -47,11 +47,25 @@ def test_silence_is_no_clue(tmp_path: Path) -> None:
     assert Witness("a#1").clues_of([tmp_path / "slot0.err"], rank=0, with_machine=False) == ()
 
 
-def test_that_nothing_was_killed_for_memory_is_told_and_only_where_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_that_nothing_was_killed_for_memory_is_told_and_only_where_it_is_known(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (clue,) = Witness("a#1").clues_of([], rank=0)
     assert (clue.kind, clue.facts) == ("cgroup", {"oom_kill": 0})
     monkeypatch.setattr(memory, "control_group_file", lambda _: "")
+    monkeypatch.setattr(witness, "VMSTAT", tmp_path / "missing")
     assert Witness("a#1").clues_of([], rank=0) == ()
+
+
+def test_where_no_control_group_counts_the_machine_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    vmstat = tmp_path / "vmstat"
+    vmstat.write_text("pgfault 77\noom_kill 5\n")
+    monkeypatch.setattr(witness, "VMSTAT", vmstat)
+    monkeypatch.setattr(memory, "control_group_file", lambda _: "")
+    seen = Witness("a#1")
+    vmstat.write_text("pgfault 99\noom_kill 6\n")
+    assert [(clue.kind, clue.facts) for clue in seen.clues_of([], rank=0)] == [("host_kills", {"oom_kill": 1})]
+    assert [clue.facts for clue in seen.clues_of([], rank=0)] == [{"oom_kill": 0}]
 
 
 def test_a_kill_for_memory_is_told_once_and_only_if_it_came_after_the_start(kills: dict[str, int]) -> None:

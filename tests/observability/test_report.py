@@ -77,6 +77,28 @@ def test_a_hang_is_told_with_the_place_where_it_was() -> None:
     assert "1 recovery, 1 pause in which nobody advanced" in text
 
 
+def test_verdicts_on_spares_and_checks_stand_by_themselves() -> None:
+    said = {
+        "event": "diagnosed",
+        "generation": 1,
+        "verdict": "node_fault",
+        "confident": True,
+        "culprit": {"kind": "node", "node": "c"},
+        "reason": "it fell silent",
+        "action": "replace_node",
+        "action_reason": "seen before",
+        "rules": ["job.node-silent"],
+        "deciding": [],
+    }
+    away = {"event": "node_turned_away", "generation": 1, "node": "c#2", "reason": "c#2 takes no further part: a clock"}
+    report = report_of([{**said, "of": "spare"}, {**said, "of": "check"}, away])
+    assert not report.recoveries and not report.diagnosis
+    assert [other["of"] for other in report.others] == ["spare", "check"]
+    text = as_text(report)
+    assert "spare\n  verdict   node_fault: it fell silent\n" in text
+    assert "turned away c#2 takes no further part: a clock\n" in text
+
+
 def test_losses_that_are_answered_together_are_one_recovery() -> None:
     report = report_of(story())
     first, last = report.recoveries

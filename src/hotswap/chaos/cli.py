@@ -106,10 +106,9 @@ def _line(outcome: matrix.Outcome) -> str:
 def _table(outcomes: Sequence[matrix.Outcome]) -> Table:
     good = sum(outcome.good for outcome in outcomes)
     table = Table(title=f"{good} of {len(outcomes)} jobs came out as they have to", title_justify="left")
-    for name in ("fault", "layout", "outcome", "recoveries", "longest, ms", "steps redone", "verdicts", "job, s"):
-        table.add_column(
-            name, justify="right" if name in ("recoveries", "longest, ms", "steps redone", "job, s") else "left"
-        )
+    numbers = ("recoveries", "longest, ms", "steps redone", "job, s")
+    for name in ("fault", "layout", "outcome", *numbers[:3], "verdict", "right verdict", numbers[3]):
+        table.add_column(name, justify="right" if name in numbers else "left")
     for outcome in outcomes:
         longest = "" if outcome.recovery_ms is None else f"{outcome.recovery_ms:.0f}"
         table.add_row(
@@ -119,7 +118,8 @@ def _table(outcomes: Sequence[matrix.Outcome]) -> Table:
             str(outcome.recoveries),
             longest,
             str(outcome.redone),
-            ", ".join(outcome.verdicts),
+            outcome.verdict,
+            "yes" if outcome.right_verdict else "[red]no[/]",
             f"{outcome.seconds:.1f}",
         )
     return table

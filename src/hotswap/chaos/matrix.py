@@ -17,13 +17,18 @@ from hotswap.errors import EXIT_OK, UsageError
 
 CELL_S_MAX = 180.0
 IDENTICAL, STOPPED, DIFFERENT, WRONG, HUNG, MISSED = "identical", "stopped", "DIFFERENT", "WRONG END", "HUNG", "MISSED"
-"""As it had to be: the first two. MISSED: what should have struck did not, so that the cell says nothing."""
+WRONG_VERDICT = "WRONG VERDICT"
+"""As it had to be: the first two. MISSED: what should have struck did not, so that the cell says nothing. WRONG_VERDICT: the job
+came out as it had to, but said that something else broke."""
 GOOD = (IDENTICAL, STOPPED)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How one job came out. ``redone``: steps that were done again, in part. ``verdicts``: what the diagnosis said."""
+    """How one job came out. ``redone``: steps that were done again, in part.
+
+    ``verdict``: what the job said broke, and ``right_verdict``: whether that is so.
+    """
 
     layout: str
     drill: str
@@ -33,7 +38,8 @@ class Outcome:
     recoveries: int
     recovery_ms: float | None
     redone: int
-    verdicts: tuple[str, ...]
+    verdict: str
+    right_verdict: bool
 
     @property
     def good(self) -> bool:
@@ -75,6 +81,8 @@ class Matrix:
             )
         evidence = _evidence(spec, code)
         outcome, detail = judge(cell.ordeal, reference, evidence)
+        if outcome in GOOD and (wrong := judge_verdicts(cell.ordeal, evidence.events)):
+            outcome, detail = WRONG_VERDICT, wrong
         if outcome == WRONG:
             detail = f"{detail}: {explain_failure(spec, evidence.events)}"
         if outcome in GOOD and not self._keep:
@@ -109,7 +117,8 @@ class Matrix:
             recoveries=len(done),
             recovery_ms=max((float(event["phases_ms"]["total"]) for event in done), default=None),
             redone=sum(int(event["redone_steps"]) for event in done),
-            verdicts=tuple(str(event["verdict"]) for event in evidence.events if event["event"] == "diagnosed"),
+            verdict=", ".join(_said(event) for event in evidence.events if event["event"] == "diagnosed"),
+            right_verdict=not judge_verdicts(cell.ordeal, evidence.events),
         )
 
 
@@ -128,6 +137,22 @@ def judge(ordeal: Ordeal, reference: Evidence, evidence: Evidence) -> tuple[str,
         return MISSED, f"{struck} of {wanted} faults struck"
     answered = any(event["event"] == "recovery_done" and event["cause"] != "start" for event in evidence.events)
     return (IDENTICAL, "") if answered or ordeal.harmless else (MISSED, "nothing had to be recovered")
+
+
+def judge_verdicts(ordeal: Ordeal, events: Sequence[Mapping[str, Any]]) -> str:
+    """What is wrong with what the job said of its faults; empty if all is right."""
+    said = [event for event in events if event["event"] == "diagnosed"]
+    wrong = [_said(event) for event in said if not any(truth.fits(event) for truth in ordeal.truths)]
+    unsaid = [str(truth) for truth in ordeal.truths if truth.must and not any(truth.fits(event) for event in said)]
+    wanted = f" instead of {', '.join(map(str, ordeal.truths)) or 'nothing'}"
+    return f"said {', '.join(wrong)}{wanted}" if wrong else f"did not say {', '.join(unsaid)}" if unsaid else ""
+
+
+def _said(event: Mapping[str, Any]) -> str:
+    culprit = event["culprit"]
+    rank = f"slot {culprit['rank']}" if "rank" in culprit else ""
+    of = " on ".join(part for part in (rank, culprit.get("node", "")) if part)
+    return f"{event['verdict']} of {of}" if of else str(event["verdict"])
 
 
 def _evidence(spec: JobSpec, code: int) -> Evidence:

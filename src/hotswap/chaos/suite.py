@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from hotswap.demo import strikes
 from hotswap.demo.options import Layout, TrainOptions
-from hotswap.demo.plan import FRAMEWORKS, Outside
+from hotswap.demo.plan import FRAMEWORKS, XID, Outside
 from hotswap.demo.runner import JobSpec
+from hotswap.diagnosis.model import Verdict
 from hotswap.errors import EXIT_REQUEUE, EXIT_USER_ERROR, UsageError
 from hotswap.session.faults import MOMENTS, Fault
 
@@ -46,11 +49,38 @@ LAYOUTS = {
 
 
 @dataclass(frozen=True, kw_only=True)
+class Truth:
+    """What the job itself has to say about what broke: the verdict, and its culprit among *slots* or *nodes* where they are given.
+
+    ``must``: it has to be said; else it may be, where a second fault is answered by a recovery of its own.
+    """
+
+    verdict: Verdict
+    slots: tuple[int, ...] = ()
+    nodes: tuple[str, ...] = ()
+    must: bool = True
+
+    def fits(self, said: Mapping[str, Any]) -> bool:
+        """Whether *said*, a ``diagnosed`` event, is this."""
+        culprit = said["culprit"]
+        named = (not self.slots or culprit.get("rank") in self.slots) and (
+            not self.nodes or culprit.get("node") in self.nodes
+        )
+        return said["verdict"] == self.verdict.value and named
+
+    def __str__(self) -> str:
+        """For people: ``node_fault of node1``."""
+        of = " or ".join([*(f"slot {slot}" for slot in self.slots), *self.nodes])
+        return self.verdict.value + (f" of {of}" if of else "")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Ordeal:
     """What happens to one job. ``exit_code``: 0, and then the job must be identical; else the documented stop.
 
     ``inside`` strikes at moments of steps, ``outside`` once a step is committed. ``checkpoints``: durable ones, every two steps.
-    ``harmless``: nothing has to be recovered.
+    ``harmless``: nothing has to be recovered. ``kernel_logs``: each node has one of its own, to which a fault may write.
+    ``truths``: the verdicts that are right; any other one is wrong.
     """
 
     inside: tuple[Fault, ...] = ()
@@ -59,7 +89,9 @@ class Ordeal:
     exit_code: int = 0
     checkpoints: bool = False
     harmless: bool = False
+    kernel_logs: bool = False
     arguments: tuple[str, ...] = ()
+    truths: tuple[Truth, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +107,22 @@ def _fault(program: Program, scope: str, moment: str, slot: int = 0, generation:
     return Fault(step=STEP, moment=moment, slot=slot, scope=scope, occurrence=middle, generation=generation)
 
 
+def _process(program: Program, slot: int, *, must: bool = True) -> Truth:
+    """The process of a slot broke; its node did not."""
+    return Truth(verdict=Verdict.PROCESS_FAULT, slots=(slot,), nodes=(f"node{slot // program.width}",), must=must)
+
+
+def _node(*numbers: int) -> Truth:
+    return Truth(verdict=Verdict.NODE_FAULT, nodes=tuple(f"node{number}" for number in numbers))
+
+
+def _of(program: Program, scope: str, slot: int) -> Truth:
+    """What is right to say about a fault of *scope* on *slot*."""
+    if scope == "raise":
+        return Truth(verdict=Verdict.USER_ERROR, slots=(slot,))
+    return _node(slot // program.width) if scope.endswith("node") else _process(program, slot)
+
+
 def _at(scope: str, moment: str) -> Callable[[Program], Ordeal | None]:
     """The victim is in another place for every moment."""
 
@@ -82,35 +130,55 @@ def _at(scope: str, moment: str) -> Callable[[Program], Ordeal | None]:
         if moment not in program.moments:
             return None
         slot = MOMENTS.index(moment) % program.train.layout.slots
-        return Ordeal(inside=(_fault(program, scope, moment, slot),))
+        return Ordeal(inside=(_fault(program, scope, moment, slot),), truths=(_of(program, scope, slot),))
 
     return make
 
 
-def _outside(kind: str, *, harmless: bool = False) -> Callable[[Program], Ordeal | None]:
+def _outside(kind: str) -> Callable[[Program], Ordeal | None]:
     def make(program: Program) -> Ordeal:
         slot = program.train.layout.slots - 1
         outside = Outside(kind=kind, step=STEP // 2, slot=slot, node=f"node{slot // program.width}")
-        return Ordeal(outside=(outside,), harmless=harmless)
+        truth = _process(program, slot) if kind.endswith("worker") else _node(slot // program.width)
+        return Ordeal(outside=(outside,), truths=(truth,))
 
     return make
+
+
+def _coordinator(program: Program) -> Ordeal:
+    """Nothing else broke, and nothing else may be said to have."""
+    return Ordeal(outside=(Outside(kind="coordinator", step=STEP // 2),), harmless=True)
+
+
+def _gpu_lost(program: Program) -> Ordeal:
+    """The node lives and could start a new worker; its kernel's log says that it had better not."""
+    slot = program.train.layout.slots - 1
+    node = slot // program.width
+    outside = (
+        Outside(kind=XID, step=STEP // 2, node=f"node{node}"),
+        Outside(kind="abort-worker", step=STEP // 2, slot=slot),
+    )
+    return Ordeal(outside=outside, kernel_logs=True, truths=(_node(node),))
 
 
 def _spare(program: Program) -> Ordeal:
     """And then a node, for which there is another."""
     outside = (Outside(kind="node", step=STEP // 2, node=f"node{program.nodes}"),)
-    return Ordeal(outside=outside, inside=(_fault(program, "node", "backward"),), spares=2)
+    inside = (_fault(program, "node", "backward"),)
+    return Ordeal(outside=outside, inside=inside, spares=2, truths=(_node(program.nodes), _node(0)))
 
 
 def _coordinator_and_node(program: Program) -> Ordeal:
     """While there is none: the survivors wait for its successor."""
-    return Ordeal(outside=(Outside(kind="coordinator", step=STEP // 2),), inside=(_fault(program, "node", "backward"),))
+    outside = (Outside(kind="coordinator", step=STEP // 2),)
+    return Ordeal(outside=outside, inside=(_fault(program, "node", "backward"),), truths=(_node(0),))
 
 
 def _one_after_the_other(program: Program) -> Ordeal:
     """The node that has just taken a place, in the redone step."""
     first = _fault(program, "node", "backward")
-    return Ordeal(inside=(first, replace(first, generation=2)), spares=2)
+    truth = _node(0, program.nodes, program.nodes + 1)
+    return Ordeal(inside=(first, replace(first, generation=2)), spares=2, truths=(truth,))
 
 
 def _survivor_in_the_redone_step(program: Program) -> Ordeal:
@@ -118,6 +186,7 @@ def _survivor_in_the_redone_step(program: Program) -> Ordeal:
     return Ordeal(
         inside=(_fault(program, "node", "backward"), _fault(program, "worker", "optimizer", other, generation=2)),
         spares=2,
+        truths=(_node(0), _process(program, other, must=False)),
     )
 
 
@@ -125,7 +194,7 @@ def _owner_and_holder(*, checkpoints: bool) -> Callable[[Program], Ordeal | None
     def make(program: Program) -> Ordeal:
         nodes = tuple(Outside(kind="node", step=STEP, node=f"node{index}") for index in (0, 1))
         code = 0 if checkpoints else EXIT_REQUEUE
-        return Ordeal(outside=nodes, spares=2, exit_code=code, checkpoints=checkpoints)
+        return Ordeal(outside=nodes, spares=2, exit_code=code, checkpoints=checkpoints, truths=(_node(0, 1),))
 
     return make
 
@@ -144,6 +213,7 @@ def _without_a_spare(program: Program) -> Ordeal:
         spares=0,
         exit_code=EXIT_REQUEUE,
         arguments=("--spare-wait-s", "1"),
+        truths=(_node(0),),
     )
 
 
@@ -169,7 +239,7 @@ def _flipped(scope: str) -> Callable[[Program], Ordeal | None]:
 
 def _raised_everywhere(program: Program) -> Ordeal:
     faults = tuple(_fault(program, "raise", "optimizer", slot) for slot in range(program.train.layout.slots))
-    return Ordeal(inside=faults, exit_code=EXIT_USER_ERROR)
+    return Ordeal(inside=faults, exit_code=EXIT_USER_ERROR, truths=(Truth(verdict=Verdict.USER_ERROR),))
 
 
 DRILLS: dict[str, Drill] = {
@@ -188,8 +258,9 @@ DRILLS: dict[str, Drill] = {
     ),
     "segv-worker": Drill(what="a worker crashes (SIGSEGV)", make=_outside("segv-worker")),
     "abort-worker": Drill(what="a worker aborts (SIGABRT)", make=_outside("abort-worker")),
+    "gpu-lost": Drill(what="a worker aborts, and the kernel's log says that a GPU is gone (Xid 79)", make=_gpu_lost),
     "agent": Drill(what="an agent is killed", make=_outside("agent")),
-    "coordinator": Drill(what="the coordinator is killed", make=_outside("coordinator", harmless=True)),
+    "coordinator": Drill(what="the coordinator is killed", make=_coordinator),
     "coordinator-then-node": Drill(what="the coordinator is killed, and then a node", make=_coordinator_and_node),
     "spare-then-node": Drill(what="a spare is killed, and then a node", make=_spare),
     "node-twice": Drill(what="the spare that took a place is killed in the redone step", make=_one_after_the_other),
@@ -212,6 +283,7 @@ FAST = (
     "worker-optimizer",
     "node-backward",
     "raise",
+    "gpu-lost",
     "coordinator-then-node",
     "owner-and-holder-checkpoint",
     "no-spare",
@@ -251,6 +323,8 @@ def cells(suite: str, layouts: Sequence[str] = (), drills: Sequence[str] = ()) -
 def job_of(cell: Cell, directory: Path, timeout_s: float) -> JobSpec:
     """The job of *cell*, in *directory*."""
     arguments = cell.ordeal.arguments
+    if cell.ordeal.kernel_logs:
+        arguments += ("--kernel-log", str(strikes.kernel_log(directory / "job", "{node}")))
     if cell.ordeal.checkpoints:
         arguments += ("--checkpoint-dir", str(directory / "checkpoints"), "--checkpoint-interval", "2")
     return JobSpec(

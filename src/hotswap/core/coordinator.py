@@ -6,26 +6,24 @@ an argument (seconds of any monotonic clock). All transitions are in ``transitio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
-from hotswap.core import drain, repair, salvage, slowness, standstill
+from hotswap.core import counsel, drain, repair, salvage, slowness, standstill
 from hotswap.core import messages as m
-from hotswap.core.events import Effect, Event, FromNode, NodeGone, Record, StopAsked
+from hotswap.core.events import Effect, Event, FromNode, Judged, NodeGone, Record, Scalar, StopAsked
 from hotswap.core.job import Job
 from hotswap.core.ladder import RESPAWN
 from hotswap.core.limits import Limits
 from hotswap.core.past import Past
 from hotswap.core.recovery import PHASE_NAMES
 from hotswap.core.transitions import KINDS, NEVER_STALE, OF_A_MEMBER, OF_A_RECOVERY, TRAINS, TRANSITIONS, Kind, Phase
-from hotswap.core.types import Membership, NodeId, Role, node_order
+from hotswap.core.types import Membership, NodeId, Role, names_of, node_order
 from hotswap.errors import EXIT_OK, EXIT_REQUEUE, EXIT_USER_ERROR
 
 __all__ = ["Coordinator", "Limits"]
 
 _LATE_NEWS = ""
-NAMES_MAX = 4
-"""So many nodes are named in a reason."""
 
 
 class Coordinator:
@@ -148,6 +146,8 @@ class Coordinator:
                 self._lose({event.node: event.reason}, now)
         elif isinstance(event, StopAsked):
             self.job.stop(event.exit_code, event.reason)
+        elif isinstance(event, Judged):
+            counsel.heed(self.job, event, now)
         else:
             self.job.excuse(event.overslept_s, now)
             self._on_tick(now)
@@ -156,6 +156,9 @@ class Coordinator:
 
     def _on_register(self, node: NodeId, message: m.Register, now: float) -> None:
         job = self.job
+        if job.counsel.excludes(node) and node not in (*message.places, *job.roster):
+            job.turn_away(node)
+            return
         if len(job.roster) >= self.limits.nodes_max and node not in job.roster:
             job.record("node_surplus", {"node": node})
         job.roster.enter(message, job.newest_generation)
@@ -205,7 +208,8 @@ class Coordinator:
         """Every member is heard or given up: go on training if nothing happened meanwhile, else recover."""
         job, current = self.job, self.job.current
         members = [job.roster[node] for node in current.places if node in job.roster]
-        job.record("coordinator_took_over", {"members": len(members)})
+        missing: list[Scalar] = [node for node in current.places if node not in job.roster]
+        job.record("coordinator_took_over", {"members": len(members), "missing": missing})
         job.taken_over_at = now
         agreed = all(
             (n.register.generation, n.register.places) == (current.generation, current.places) for n in members
@@ -281,7 +285,7 @@ class Coordinator:
         if self.phase is Phase.FORMING and len(job.roster) < self.limits.nodes_active:
             self._complete_at = None
         if missed:
-            cause = f"{_names(missed)} lost: {gone[missed[0]]}"
+            cause = f"{names_of(missed)} lost: {gone[missed[0]]}"
             if job.protected:
                 job.recover(cause, now)
             else:
@@ -310,6 +314,7 @@ class Coordinator:
             job.built_at = now
         elif len(built) % self.limits.width == 0:
             job.record("spare_ready", {"node": node, "positions": [*sorted({s // self.limits.width for s in built})]})
+            counsel.move(job, now)
 
     def _on_worker_lost(self, node: NodeId, message: m.WorkerLost, now: float) -> None:
         job, slot = self.job, message.slot
@@ -325,9 +330,11 @@ class Coordinator:
             job.stop(
                 128 - message.status, f"the worker of slot {slot} was lost before hotswap.init(): {message.detail}"
             )
+        elif message.status > 0 and job.respawns.get(slot) and slot in job.counsel.hopeless:
+            job.stop(EXIT_USER_ERROR, f"slot {slot} fails again: {message.detail} ({job.counsel.hopeless[slot]})")
         elif self._may_respawn(slot):
             job.recover(f"worker of slot {slot} lost ({message.detail})", now, {slot})
-        elif message.status < 0 and job.spares():
+        elif message.status < 0 and job.roster.usable(job.membership):
             job.respawns.clear()
             reason = f"worker of slot {slot} lost {self.limits.respawns_max + 1} times without progress"
             job.evict(node, reason)
@@ -483,18 +490,12 @@ class Coordinator:
         if self.phase is not Phase.FENCING and guilty >= set(job.current.places):
             guilty = frozenset()
         if not guilty:
-            job.recover(f"{_names(late)} {reason}", now, probe=True)
+            job.recover(f"{names_of(late)} {reason}", now, probe=True)
             return
         missed = any(self._is_missed(node) for node in guilty)
         for node in sorted(guilty, key=node_order):
             job.evict(node, reason)
         if missed:
-            job.recover(f"{_names(guilty)} {reason}", now)
+            job.recover(f"{names_of(guilty)} {reason}", now)
         else:
             job.try_plan(now)
-
-
-def _names(nodes: Collection[NodeId]) -> str:
-    """The nodes, or the first few of many."""
-    names = sorted(nodes, key=node_order)
-    return ", ".join(names[:NAMES_MAX]) + (f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else "")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Union
 
 from hotswap.core.messages import FromAgent, ToAgent
-from hotswap.core.types import NodeId
+from hotswap.core.types import NodeId, Slot
 
 # --- in --------------------------------------------------------------------------------------------------------------
 
@@ -45,7 +46,30 @@ class StopAsked:
     reason: str
 
 
-Event = Union[FromNode, NodeGone, Tick, StopAsked]
+class Advice(str, Enum):
+    """What a verdict asks for."""
+
+    EXCLUDE = "exclude"
+    """The host is proven broken: no place for it in this job, not now and not when it comes back."""
+    AVOID = "avoid"
+    """It keeps failing, unproven: where its workers are lost, a spare that is ready goes first."""
+    CHECK = "check"
+    """It may be to blame: let it check its health."""
+    GIVE_UP = "give up"
+    """What failed on the slot is the program: if it does so again without progress, the job ends."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """A verdict on what broke has come. *host* is a node's name without its incarnation; *slot* is for ``GIVE_UP``."""
+
+    advice: Advice
+    reason: str
+    host: str = ""
+    slot: Slot = -1
+
+
+Event = Union[FromNode, NodeGone, Tick, StopAsked, Judged]
 
 # --- out -------------------------------------------------------------------------------------------------------------
 

@@ -9,8 +9,9 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from itertools import chain
 
-from hotswap.core import ladder, placement, resume, salvage
+from hotswap.core import counsel, ladder, placement, resume, salvage
 from hotswap.core import messages as m
+from hotswap.core.counsel import Counsel
 from hotswap.core.detector import SilenceDetector
 from hotswap.core.events import Disconnect, Effect, Exit, Fields, Record, Scalar, Send
 from hotswap.core.hang import HangWatch
@@ -23,7 +24,7 @@ from hotswap.core.roster import Roster
 from hotswap.core.shards import Shards
 from hotswap.core.tempo import SlowWatch
 from hotswap.core.transitions import RUNNING, TRAINS, Phase
-from hotswap.core.types import HeldKind, Membership, NodeId, Role, Slot, Source, SourceKind, Step, Suspicion
+from hotswap.core.types import HeldKind, Membership, NodeId, Role, Slot, Source, SourceKind, Step, Suspicion, host_of
 from hotswap.errors import EXIT_OK, EXIT_REQUEUE
 
 FAILURES_MAX = 2
@@ -44,7 +45,8 @@ class Job:
         self.phase = Phase.FORMING
         self.membership: Membership | None = None
         self.newest_generation = past.generation
-        self.roster = Roster(limits.width)
+        self.counsel = Counsel(dict(past.excluded))
+        self.roster = Roster(limits.width, self.counsel)
         self.detector = SilenceDetector(limits.detection_budget_s)
         self.watch = HangWatch(limits)
         self.offenders = Offenders()
@@ -170,7 +172,9 @@ class Job:
         hurt = self._hurt(lost, dead) if self.limits.spare_first else []
         leaving = {position for position, node in enumerate(self.current.places) if node in self.roster.leaving}
         overdue = sorted(position for position in leaving if self.current.places[position] in self.roster.overdue(now))
-        fills = self.roster.fill(self.current, dead=dead, hurt=sorted(leaving.union(hurt)), overdue=overdue)
+        fills = self.roster.fill(
+            self.current, dead=dead, broken=self._broken(), hurt=sorted(leaving.union(hurt)), overdue=overdue
+        )
         moving = {slot for position in fills for slot in self.current.slots_at(position)}
         unheld = self._new_processes({*lost, *self.finished}) | moving
         self.leave(now)
@@ -179,9 +183,16 @@ class Job:
         if missing := [position for position in dead if position not in fills]:
             self._wait(len(missing), now)
 
+    def _broken(self) -> list[int]:
+        """Positions whose node is there, but must not go on."""
+        places = enumerate(self.current.places)
+        return [position for position, node in places if node in self.roster and self.counsel.excludes(node)]
+
     def _hurt(self, lost: Collection[Slot], dead: Sequence[int]) -> list[int]:
-        """Positions whose node is there but has lost workers."""
-        return sorted({slot // self.limits.width for slot in lost}.difference(dead))
+        """Positions whose node is there but has lost workers, if a spare is to go before it."""
+        hurt = {slot // self.limits.width for slot in lost}.difference(dead)
+        places = self.current.places
+        return sorted(p for p in hurt if self.limits.spare_first or self.counsel.avoids(places[p]))
 
     def _new_processes(self, lost: set[Slot]) -> frozenset[Slot]:
         """Slots whose process is new, those included that were new in a generation that never came to life."""
@@ -390,6 +401,7 @@ class Job:
         self.enter(Phase.REDOING, now)
         for node in self.roster:
             self.send(node, m.Go(generation=self.current.generation))
+        counsel.part(self)
 
     def commit(self, now: float) -> None:
         """Count a step as committed once every slot's snapshot of it is acknowledged."""
@@ -403,6 +415,7 @@ class Job:
         self.recoveries = 0
         self.respawns.clear()
         self.failures.clear()
+        self.counsel.hopeless.clear()
         self.late = frozenset()
         self.record("step_committed", {"step": step})
         if self.phase is Phase.REDOING:
@@ -446,6 +459,13 @@ class Job:
         self.out.append(Disconnect(node=node, reason=reason))
         self.record("node_drained", {"node": node, "role": self.role(node).value, "reason": reason})
         self._forget(node)
+
+    def turn_away(self, node: NodeId) -> None:
+        """End a node that is proven broken and has no place."""
+        reason = f"{node} takes no further part: {self.counsel.excluded[host_of(node)]}"
+        self.record("node_turned_away", {"node": node, "reason": reason})
+        self.send(node, m.Stop(exit_code=EXIT_REQUEUE, reason=reason))
+        self.out.append(Disconnect(node=node, reason=reason))
 
     def stop(self, exit_code: int, reason: str) -> None:
         """End the job."""

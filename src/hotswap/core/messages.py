@@ -277,7 +277,14 @@ class WorkerStacks:
     stacks: str
 
 
-AsideMessage = Union[KvSet, KvGet, WorkerEvidence, WorkerStacks]
+@dataclass(frozen=True, kw_only=True)
+class NodeChecked:
+    """What came out of a check of this node's health: a clue for each probe. For the record, and for a verdict."""
+
+    clues: tuple[Clue, ...]
+
+
+AsideMessage = Union[KvSet, KvGet, WorkerEvidence, WorkerStacks, NodeChecked]
 """From agents as well, but the coordinator's state machine never sees them: the rendezvous and the record."""
 
 
@@ -333,6 +340,13 @@ class EndHung:
 
     generation: Generation
     slot: Slot
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckNode:
+    """This node may be to blame for something: check its health, without disturbing its workers, and say what came out."""
+
     reason: str
 
 
@@ -408,7 +422,9 @@ class Follow:
     port: int = 0
 
 
-ToAgent = Union[Lead, Follow, Fence, Plan, Go, EndHung, Halt, DrainNode, Salvage, CommitCheckpoint, KvValue, Stop]
+ToAgent = Union[
+    Lead, Follow, Fence, Plan, Go, EndHung, CheckNode, Halt, DrainNode, Salvage, CommitCheckpoint, KvValue, Stop
+]
 
 # --- commands -------------------------------------------------------------------------------------------------------
 

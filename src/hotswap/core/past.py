@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from hotswap.core.events import Advice
 from hotswap.core.history import History
 from hotswap.core.types import Generation, Step
 
@@ -18,7 +19,8 @@ from hotswap.core.types import Generation, Step
 class Past:
     """``generation``: the newest that was announced. ``plans``: generation and resume step of the plans that still matter.
 
-    ``started``: training was told to go at least once. ``exit_code``: the job was ended with it, for ``reason``.
+    ``started``: training was told to go at least once. ``exit_code``: the job was ended with it, for ``reason``. ``excluded``:
+    hosts that are to get no place any more, and why.
     """
 
     generation: Generation = 0
@@ -26,6 +28,7 @@ class Past:
     plans: tuple[tuple[Generation, Step], ...] = ()
     exit_code: int | None = None
     reason: str = ""
+    excluded: tuple[tuple[str, str], ...] = ()
 
     def after(self, event: str, fields: Mapping[str, object]) -> Past:
         """What is known once *event* has been recorded with its *fields*."""
@@ -39,6 +42,9 @@ class Past:
             past = replace(past, started=True)
         if event == "job_stopped" and isinstance(code, int):
             past = replace(past, exit_code=code, reason=str(fields.get("reason", "")))
+        if event == "advised" and fields.get("advice") == Advice.EXCLUDE.value:
+            excluded = {**dict(past.excluded), str(fields.get("host")): str(fields.get("reason"))}
+            past = replace(past, excluded=tuple(excluded.items()))
         return past
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from hotswap.core import messages as m
+from hotswap.core.counsel import Counsel
 from hotswap.core.types import Endpoint, Generation, Membership, NodeId, Role, Slot, node_order
 
 
@@ -24,9 +25,10 @@ class Node:
 class Roster:
     """Nodes by name. Iterates in node order, so that equal inputs give equal effects."""
 
-    def __init__(self, width: int) -> None:
-        """*width*: slots of a node."""
+    def __init__(self, width: int, counsel: Counsel) -> None:
+        """*width*: slots of a node. *counsel*: who gets no place, or the last."""
         self.width = width
+        self._counsel = counsel
         self._nodes: dict[NodeId, Node] = {}
         self._stands_for: dict[NodeId, int] = {}
         self.leaving: dict[NodeId, float] = {}
@@ -85,6 +87,11 @@ class Roster:
         """Connected nodes without a place that are there to stay."""
         return [node for node in self if self.role(node, membership) is Role.SPARE and node not in self.leaving]
 
+    def usable(self, membership: Membership | None) -> list[NodeId]:
+        """Spares that may get a place, those last that keep failing."""
+        fit = [node for node in self.spares(membership) if not self._counsel.excludes(node)]
+        return sorted(fit, key=self._counsel.avoids)
+
     @property
     def domains(self) -> dict[NodeId, str]:
         """Fault domain of each node."""
@@ -105,12 +112,12 @@ class Roster:
         return [node for node in places if self.has_built(node, membership.slots_of(node)) < self.width]
 
     def positions(self, node: NodeId, membership: Membership) -> tuple[int, ...]:
-        """Positions in the order in which a spare should build for them, none for a member.
+        """Positions in the order in which a spare should build for them, none for a member or who gets no place.
 
         Once chosen, the first one stays: building again at every swap would leave all spares cold just when the next
         node may fail. Of several spares each stands for another position.
         """
-        spares = self.spares(membership)
+        spares = self.usable(membership)
         if node not in spares:
             return ()
         count = len(membership.places)
@@ -137,15 +144,24 @@ class Roster:
         return changed
 
     def fill(
-        self, membership: Membership, *, dead: Sequence[int], hurt: Sequence[int], overdue: Sequence[int] = ()
+        self,
+        membership: Membership,
+        *,
+        dead: Sequence[int],
+        broken: Sequence[int] = (),
+        hurt: Sequence[int] = (),
+        overdue: Sequence[int] = (),
     ) -> dict[int, NodeId]:
-        """A spare for each dead position as far as they go; the ones that are built for a position go there first.
+        """A spare for each dead position as far as they go, then for each whose node is *broken*.
 
-        For a *hurt* position, whose node is still there, only one that is built for it; for one that is *overdue* any that is left.
+        The ones that are built for a position go there first. For a *hurt* position, whose node is still there, only one that
+        is built for it; for one that is *overdue* any that is left.
         """
-        free = self.spares(membership)
+        free = self.usable(membership)
         fills: dict[int, NodeId] = {}
-        for least, positions in ((self.width, dead), (0, dead), (self.width, hurt), (0, overdue)):
+        built = self.width
+        tries = ((built, dead), (0, dead), (built, broken), (0, broken), (built, hurt), (0, overdue))
+        for least, positions in tries:
             for position in positions:
                 slots = membership.slots_at(position)
                 able = [node for node in free if self.has_built(node, slots) >= least]

@@ -37,7 +37,7 @@ def look(job: Job, now: float) -> None:
 def _end(job: Job, slots: Sequence[Slot], why: str, *, again: bool, now: float) -> None:
     """The first time in a new process on the node; if that hangs too, on another node, if there is one."""
     nodes = sorted({job.current.node_of(slot) for slot in slots})
-    if again and len(job.spares()) >= len(nodes):
+    if again and len(job.roster.usable(job.membership)) >= len(nodes):
         for node in nodes:
             job.evict(node, f"a worker hung there again: {why}")
         job.recover(f"{', '.join(nodes)} given up: {why}", now)

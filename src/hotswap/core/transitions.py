@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from enum import Enum
 
 from hotswap.core import messages as m
-from hotswap.core.events import NodeGone, StopAsked, Tick
+from hotswap.core.events import Judged, NodeGone, StopAsked, Tick
 
 
 class Phase(str, Enum):
@@ -49,6 +49,7 @@ class Kind(str, Enum):
     COMPARED = "states compared"
     TICK = "time passed"
     STOP_ASKED = "stop asked"
+    JUDGED = "verdict"
 
 
 NEVER_STALE = frozenset(
@@ -104,6 +105,9 @@ def _table() -> dict[tuple[Phase, Kind], frozenset[Phase]]:
     allow(RUNNING, (K.REGISTERED,), P.RECOLLECTING, P.TRAINING)
     allow(RUNNING, (K.REGISTERED, K.GONE, K.LOST, K.TICK, K.FINISHED), *_AFTER_LOSS)
     allow((P.REBUILDING, P.RESTORING), (K.RESTORE_FAILED,), *_AFTER_LOSS)
+    # A verdict comes when it comes. It may take a node's place away, also when a spare for it has become ready.
+    allow((P.RECOLLECTING,), (K.JUDGED,))
+    allow(RUNNING, (K.JUDGED, K.BUILT), *_AFTER_LOSS)
     # A recovery. A spare's answer to the fence may come later, and its loss may be all that the plan still waits for.
     allow(RUNNING, (K.FENCED,))
     allow((P.FENCING,), (K.FENCED, K.GONE, K.TICK), P.REBUILDING, P.WAITING, P.STOPPED)
@@ -142,5 +146,6 @@ KINDS: Mapping[type, Kind] = {
     NodeGone: Kind.GONE,
     Tick: Kind.TICK,
     StopAsked: Kind.STOP_ASKED,
+    Judged: Kind.JUDGED,
 }
 """What each message and event is in the table."""

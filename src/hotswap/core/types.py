@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 
@@ -21,10 +22,25 @@ def node_id(name: str, incarnation: int) -> NodeId:
     return f"{name}#{incarnation}"
 
 
+def host_of(node: NodeId) -> str:
+    """Its name: what outlives a start of its agent."""
+    return node.partition("#")[0]
+
+
 def node_order(node: NodeId) -> tuple[tuple[int, int | str], ...]:
     """Sort key that puts ``node10`` after ``node9``."""
     parts = re.split(r"(\d+)", node)
     return tuple((0, int(part)) if part.isdigit() else (1, part) for part in parts)
+
+
+NAMES_MAX = 4
+"""So many nodes are named in a reason."""
+
+
+def names_of(nodes: Collection[NodeId]) -> str:
+    """The nodes in words, or the first few of many."""
+    names = sorted(nodes, key=node_order)
+    return ", ".join(names[:NAMES_MAX]) + (f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else "")
 
 
 class Role(str, Enum):

@@ -12,6 +12,8 @@ from hotswap.demo.options import Layout, TrainOptions
 from hotswap.errors import UsageError
 from hotswap.session.faults import MOMENTS, Fault
 
+XID = "xid"
+"""Not a strike: the kernel's log of a node says that a GPU is gone."""
 KILLS = ("none", "worker", "node", "spare", "coordinator")
 
 
@@ -53,7 +55,7 @@ FRAMEWORKS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Outside:
-    """A fault from outside the job once *step* is committed; *kind* is one of ``strikes.STRIKES``."""
+    """A fault from outside the job once *step* is committed; *kind* is one of ``strikes.STRIKES``, or XID."""
 
     kind: str
     step: int

@@ -16,7 +16,7 @@ from typing import Any
 
 from hotswap.demo import strikes
 from hotswap.demo.options import TrainOptions
-from hotswap.demo.plan import FRAMEWORKS, Outside
+from hotswap.demo.plan import FRAMEWORKS, XID, Outside
 from hotswap.node.process import die_with_parent
 from hotswap.session.faults import FAULT_LOG, FAULTS, Fault
 
@@ -187,7 +187,10 @@ class _Watch:
             }
             with self._spec.fault_log.open("a") as log:
                 log.write(json.dumps(line) + "\n")
-            strikes.strike(self._spec.logs, kill.kind, slot=kill.slot, node=kill.node)
+            if kill.kind == XID:
+                strikes.lose_gpu(self._spec.logs, kill.node)
+            else:
+                strikes.strike(self._spec.logs, kill.kind, slot=kill.slot, node=kill.node)
 
 
 def explain_failure(spec: JobSpec, events: Sequence[Mapping[str, Any]]) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,6 +61,18 @@ def strike(logs: Path, kind: str, *, slot: int = -1, node: str = "") -> list[int
     with contextlib.suppress(ProcessLookupError):
         os.killpg(agent, chosen.number)
     return [agent]
+
+
+def kernel_log(logs: Path, node: str) -> Path:
+    """Where the node of a job that was started with ``--kernel-log`` accordingly finds its kernel's messages."""
+    return logs.parent / f"kernel-{node}.log"
+
+
+def lose_gpu(logs: Path, node: str) -> None:
+    """Say in the node's kernel log what the driver says when a GPU no longer answers."""
+    booted_us = int(time.clock_gettime(time.CLOCK_MONOTONIC) * 1e6)
+    with kernel_log(logs, node).open("a") as file:
+        file.write(f"3,1,{booted_us},-;NVRM: Xid (PCI:0000:3d:00): 79, pid='<unknown>', GPU has fallen off the bus.\n")
 
 
 def _workers(logs: Path, groups: object, slot: int) -> list[int]:

@@ -168,12 +168,36 @@ def killed_for_memory(findings: Findings) -> Match | None:
 
 
 def killed_not_for_memory(findings: Findings) -> Match | None:
-    """Killed on a node whose control group counts no kill for memory since the job began there."""
-    spared = {f.evidence.node: f for f in of_kind(findings, "cgroup") if f.evidence.fact("oom_kill") == 0}
-    killed = [finding for finding in of_rule(findings, "exit.killed") if finding.evidence.node in spared]
+    """Killed on a node whose kernel counts no kill for memory since, in the job's control group or at all."""
+    return _killed_and_counted(findings, [f for f in _kill_counts(findings) if f.evidence.fact("oom_kill") == 0])
+
+
+def killed_as_host_ran_out(findings: Findings) -> Match | None:
+    """Killed while the kernel of its node has killed for memory; whom, it does not say."""
+    counted = [f for f in of_kind(findings, "host_kills") if int(f.evidence.fact("oom_kill") or 0) > 0]
+    return _killed_and_counted(findings, counted)
+
+
+def _kill_counts(findings: Findings) -> list[Finding]:
+    return of_kind(findings, "cgroup", "host_kills")
+
+
+def _killed_and_counted(findings: Findings, counted: Findings) -> Match | None:
+    by_node = {finding.evidence.node: finding for finding in counted}
+    killed = [finding for finding in of_rule(findings, "exit.killed") if finding.evidence.node in by_node]
     if not killed:
         return None
-    return Match(evidence=(killed[0].evidence, spared[killed[0].evidence.node].evidence), explains=tuple(killed))
+    return Match(evidence=(killed[0].evidence, by_node[killed[0].evidence.node].evidence), explains=tuple(killed))
+
+
+def aborted_first(findings: Findings) -> Match | None:
+    """A running job lost a worker by SIGABRT, and nobody had failed before it: it did that to itself."""
+    aborted = [f for f in of_rule(findings, "exit.stopped") if f.evidence.fact("signal") == 6]
+    first = next((f for f in aborted if f.evidence.source == "agent"), None)
+    others = of_kind(findings, "collective_timeout", "silent", "stall")
+    if first is None or others:
+        return None
+    return Match(evidence=(first.evidence,), explains=(first,))
 
 
 def _closed_by_launcher(findings: Findings, killed: Findings) -> bool:
@@ -404,6 +428,8 @@ PREDICATES: dict[str, Predicate] = {
         parked_after_memory_error,
         killed_for_memory,
         killed_not_for_memory,
+        killed_as_host_ran_out,
+        aborted_first,
         killed_by_launcher,
         connect_after_start,
         both_ends_reset,

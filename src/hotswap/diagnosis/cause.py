@@ -24,7 +24,9 @@ SHOWN_MAX = 20
 """Deciding and echo observations that an answer carries at most."""
 
 
-FACT_KINDS = frozenset({"nvml", "ib_counter", "shm", "disk", "cgroup", "silent", "probe", "op_count", "blame"})
+FACT_KINDS = frozenset(
+    {"nvml", "ib_counter", "shm", "disk", "cgroup", "host_kills", "silent", "probe", "op_count", "blame"}
+)
 """Observations that were never a line of a log. Their text is only for people, so no expression is tried on it."""
 
 
@@ -88,6 +90,7 @@ _CONTEXT_KINDS = frozenset(
         "op_count",
         "blame",
         "cgroup",
+        "host_kills",
         "progress",
         "host_memory",
         "loading",
@@ -101,6 +104,8 @@ _CONTEXT_KINDS = frozenset(
 )
 _CHATTY = re.compile(r"\b(?:INFO|DEBUG|NOTICE)\b|\b[IW] tensorflow/")
 """Levels of messages that a program means for people who look for something else."""
+_RAISED_AGAIN = re.compile(r"Caught \w+ in (?:DataLoader worker|replica|pin memory thread)")
+"""An error of another process is raised again, of which its own last line, further down, says more."""
 CHATTY_MAX = 0.5
 _SURVIVED = re.compile(r"(?<!NCCL )\bWARN(?:ING)?\b|[Rr]etrying|will retry|attempt \d+ of")
 
@@ -175,7 +180,7 @@ def _finding(rule: Rule, evidence: Evidence) -> Finding:
     strength, confidence = rule.strength, rule.confidence
     if strength is Strength.CAUSE and "NCCL INFO" in evidence.text:
         strength = Strength.ECHO
-    elif strength is Strength.CAUSE and _CHATTY.search(evidence.text) and rule.verdict is Verdict.USER_ERROR:
+    elif strength is Strength.CAUSE and _says_little(rule, evidence.text):
         strength, confidence = Strength.SYMPTOM, min(confidence, CHATTY_MAX)
     elif strength is Strength.CAUSE and _SURVIVED.search(evidence.text):
         strength = Strength.SYMPTOM
@@ -188,6 +193,11 @@ def _finding(rule: Rule, evidence: Evidence) -> Finding:
         reason=rule.reason,
         evidence=evidence,
     )
+
+
+def _says_little(rule: Rule, text: str) -> bool:
+    """Whether an error is only mentioned, or raised a second time."""
+    return bool(_RAISED_AGAIN.search(text)) or (rule.verdict is Verdict.USER_ERROR and bool(_CHATTY.search(text)))
 
 
 def _context(evidence: Evidence) -> Finding:
@@ -280,6 +290,7 @@ def _answer(root: Finding | None, ranked: Sequence[Finding], findings: Sequence[
         deciding=deciding,
         echoes=tuple(one for one in shown if one not in deciding)[:SHOWN_MAX],
         echo_rules=echo_rules,
+        proven=root.strength is Strength.PROOF,
         suspects=suspects,
     )
 

@@ -55,6 +55,11 @@ tried before these.
 
 Strengths: *proof* (hardware, kernel or scheduler says it), *cause* (program or library says it), *symptom* (one of several
 causes), *context* (counts only if nothing else was seen), *echo* (follows from something else, never a cause).
+
+Every rule links a public page: a manual, a thread or a file. A rule whose link has not the form of one is refused by the linter
+(`python -m pytest tests/diagnosis/test_rules.py`). That the page says so was looked up for NVIDIA's catalog of Xid codes, the
+codes of HIP and HSA, Ascend's page on time-outs, and every thread and file on GitHub but two, which a search did not find
+(LlamaFactory#3839, vllm-ascend#3413); the other manuals were not looked up again.
 """
 
 

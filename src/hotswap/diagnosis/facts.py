@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hotswap.diagnosis.decode import decode
 from hotswap.diagnosis.model import Evidence, Value
 
 
@@ -18,6 +19,12 @@ def exit_status(code: int, *, rank: int, node: str, time: float) -> Evidence:
     return Evidence(
         kind="exit", source="agent", node=node, rank=rank, time=time, text=f"exit status {code}", facts=facts
     )
+
+
+def said(source: str, text: str, *, rank: int, node: str, time: float) -> Evidence:
+    """What *source* said about a worker, read as a line of a log would be."""
+    kind, fields = decode(text)
+    return Evidence(kind=kind, source=source, node=node, rank=rank, time=time, text=text, facts=fields)
 
 
 def op_count(group: str, issued: int, *, rank: int, time: float) -> Evidence:
@@ -107,6 +114,13 @@ def memory_events(content: str, *, node: str, time: float, path: str = "memory.e
             facts[name] = int(value)
     text = ", ".join(f"{name} {value}" for name, value in facts.items())
     return Evidence(kind="cgroup", source=path, node=node, time=time, text=text, facts=facts)
+
+
+def oom_kills(killed: int, *, of: str, node: str, time: float) -> Evidence:
+    """How many processes the kernel killed for memory meanwhile; *of*: in this ``cgroup`` or on the whole host (``host_kills``)."""
+    where = "in the job's control group" if of == "cgroup" else "on the whole host"
+    text = f"the kernel killed {killed} processes for memory {where}"
+    return Evidence(kind=of, source=of, node=node, time=time, text=text, facts={"oom_kill": killed})
 
 
 def read_memory_events(path: Path, *, node: str, time: float) -> Evidence:

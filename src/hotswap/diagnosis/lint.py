@@ -28,7 +28,7 @@ INTENDED: frozenset[tuple[str, str]] = frozenset()
 
 def report(rules: Sequence[Rule]) -> list[str]:
     """What is wrong with *rules*, one sentence each; empty if nothing is."""
-    return [*_names(rules), *_unreachable_facts(rules), *_unreachable_texts(rules)]
+    return [*_names(rules), *_sources(rules), *_unreachable_facts(rules), *_unreachable_texts(rules)]
 
 
 def _names(rules: Sequence[Rule]) -> Iterable[str]:
@@ -42,6 +42,30 @@ def _names(rules: Sequence[Rule]) -> Iterable[str]:
                 yield f"{rule.id}: is an echo of {cause}, which is no rule"
         if isinstance(rule.when, Case) and rule.when.predicate not in PREDICATES:
             yield f"{rule.id}: there is no predicate {rule.when.predicate}"
+
+
+SOURCE = re.compile(r"https://(?P<host>[a-z0-9-]+(?:\.[a-z0-9-]+)+)(?P<path>/[^\s?#]+)(?:\?[^\s#]*)?(?:#\S+)?")
+"""An address that anybody can open, of a page and not just of a site."""
+PRIVATE = re.compile(r"(?:^|\.)(?:local|localhost|internal|corp|lan|test|example|invalid)(?:\.|$)|^\d+(?:\.\d+){3}$")
+_THREAD = re.compile(r"/[\w.-]+/[\w.-]+/(?:(?:issues|pull|discussions)/\d+|(?:blob|tree|wiki|releases)/.+)")
+
+
+def _sources(rules: Sequence[Rule]) -> Iterable[str]:
+    for rule in rules:
+        if complaint := source_complaint(rule.source):
+            yield f"{rule.id}: {complaint}: {rule.source}"
+
+
+def source_complaint(source: str) -> str:
+    """What is wrong with the form of an address; empty if nothing is. Whether the page says so, only a reader can tell."""
+    match = SOURCE.fullmatch(source)
+    if match is None:
+        return "its source is not the https address of a page"
+    if PRIVATE.search(match["host"]):
+        return "its source is not public"
+    if match["host"] == "github.com" and not _THREAD.fullmatch(match["path"]):
+        return "its source is no thread and no file of a repository"
+    return ""
 
 
 def _unreachable_facts(rules: Sequence[Rule]) -> Iterable[str]:

@@ -138,6 +138,8 @@ class Diagnosis:
     deciding: tuple[Evidence, ...]
     echoes: tuple[Evidence, ...]
     echo_rules: tuple[str, ...] = ()
+    proven: bool = False
+    """Whether hardware, kernel or scheduler say so themselves, and not just what broke because of it."""
     suspects: tuple[Culprit, ...] = ()
     """Whom the blame graph and the sequence numbers point at while the cause itself is not known."""
 

@@ -25,7 +25,7 @@ class Action(str, Enum):
     CHECK = "restart_with_health_check"
     """Restart, and trust the suspected nodes only after their probes passed. The careful action."""
     REPLACE = "replace_node"
-    """A spare takes the node's place; the node is quarantined."""
+    """A spare takes the node's place. If its fault is proven or has come back, the node is quarantined as well."""
     ROLL_BACK = "roll_back"
     """Go on from the checkpoint before the numbers went wrong."""
     REQUEUE = "checkpoint_and_requeue"
@@ -52,6 +52,9 @@ LADDERS: Mapping[Verdict, tuple[Action, ...]] = MappingProxyType(
 
 NEVER_A_NODE = frozenset({Verdict.USER_ERROR, Verdict.OOM_GPU, Verdict.NUMERICAL, Verdict.PREEMPTION, Verdict.STORAGE})
 """Verdicts for which no node is ever replaced, however often they come."""
+
+RETURNED = 0.75
+"""From so many earlier faults on, as they count now, the same one has come back."""
 
 JOB = ""
 """Where faults are counted whose node is not known."""
@@ -127,7 +130,7 @@ def decide(diagnosis: Diagnosis, history: History, now: float, config: PolicyCon
     action = ladder[min(int(before + 0.25), len(ladder) - 1)]
     action, why = _careful(action, diagnosis, node, before)
     after = _counted(history, node, diagnosis.verdict, now, config)
-    if action is Action.REPLACE and node is not None:
+    if action is Action.REPLACE and node is not None and (diagnosis.proven or before >= RETURNED):
         after = _quarantine(after, node, now, config)
     return Decision(action=action, node=node, reason=why, history=after)
 
@@ -149,12 +152,12 @@ def _faults_before(verdict: Verdict, node: str | None, history: History, now: fl
 def _careful(action: Action, diagnosis: Diagnosis, node: str | None, before: float) -> tuple[Action, str]:
     """Takes a node away only if it is named, and at the first time only if the verdict is sure."""
     if action is not Action.REPLACE:
-        if action is Action.STOP and not diagnosis.confident and before < 0.75:
+        if action is Action.STOP and not diagnosis.confident and before < RETURNED:
             return Action.CHECK, "not sure enough to stop: one restart with a health check"
         return action, f"{diagnosis.verdict.value}, seen {before:.1f} times before"
     if node is None:
         return Action.CHECK, "no node is named: all are checked before they are trusted again"
-    if diagnosis.verdict is Verdict.NODE_FAULT and not diagnosis.confident and before < 0.75:
+    if diagnosis.verdict is Verdict.NODE_FAULT and not diagnosis.confident and before < RETURNED:
         return Action.CHECK, "suspected, not proven: one restart with a health check, replaced when it returns"
     return action, f"{diagnosis.verdict.value} of {node}, seen {before:.1f} times before"
 

@@ -287,7 +287,7 @@ def _job_rules() -> tuple[Rule, ...]:
         ),
         _row(
             "horovod.missing", "stall", {}, Verdict.UNKNOWN, Strength.ECHO, 0.3, Blames.PEER,
-            "the ranks that are named did not come to a collective", "https://github.com/horovod/horovod/issues/1442",
+            "the ranks that are named did not come to a collective", "https://github.com/horovod/horovod/issues/403",
         ),
         _row(
             "hccl.rank-missing", "hccl_wait", {}, Verdict.PROCESS_FAULT, Strength.SYMPTOM, 0.45, Blames.RANK,

@@ -5,6 +5,11 @@ from __future__ import annotations
 from hotswap.diagnosis.model import Blames, Strength, Verdict
 from hotswap.diagnosis.rule import Rule, text_rule
 
+_SIGNALS = "https://man7.org/linux/man-pages/man7/signal.7.html"
+_WATCH = "https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html"
+_HCCL = "https://www.hiascend.com/document/detail/en/CANNCommunityEdition/900/API/hcclug/hcclug_000059.html"
+_ERRNO = "https://man7.org/linux/man-pages/man2/write.2.html"
+_ASYNC = "https://man7.org/linux/man-pages/man3/ibv_get_async_event.3.html"
 _RAY = "https://docs.ray.io/en/latest/ray-core/fault_tolerance/actors.html"
 _RAY_MEMORY = "https://docs.ray.io/en/latest/ray-core/scheduling/ray-oom-prevention.html"
 _RDZV = "https://docs.pytorch.org/docs/stable/elastic/rendezvous.html"
@@ -34,6 +39,22 @@ _BUILD = "https://docs.pytorch.org/docs/stable/cpp_extension.html"
 _BMC = "https://docs.kernel.org/driver-api/ipmi.html"
 
 FIRST: tuple[Rule, ...] = (
+    # --- what an agent of hotswap says of a worker that it has ended ---------------------------------------------------
+    text_rule(
+        "job.worker-stopped", r"stopped by a signal for more than",
+        Verdict.PROCESS_FAULT, Strength.SYMPTOM, 0.55, Blames.RANK,
+        "the process was stopped from outside (SIGSTOP, SIGTSTP, a batch system's suspend) and not continued", _SIGNALS,
+    ),
+    text_rule(
+        "job.worker-hung", r"hung: slots? \d|\d (?:has|have) not entered operation \d|outside of communication, in which slots? \d",
+        Verdict.PROCESS_FAULT, Strength.SYMPTOM, 0.5, Blames.RANK,
+        "others waited for this worker in vain: a deadlock, data that never comes, or a call that it left out", _WATCH,
+    ),
+    text_rule(
+        "job.worker-unparked", r"did not leave the old generation within",
+        Verdict.UNKNOWN, Strength.ECHO, 0.2, Blames.RANK,
+        "a worker that could not be stopped in place after something else had failed", _WATCH,
+    ),
     text_rule(
         "ray.exit-detail", r"Worker exit type: |Worker unexpectedly exits with|potential root causes",
         Verdict.UNKNOWN, Strength.ECHO, 0.2, Blames.PEER,
@@ -110,7 +131,7 @@ FIRST: tuple[Rule, ...] = (
     text_rule(
         "kube.monitored", r"\w{3}IsNotHealthy\b|Recommended ?Action[=:] ?\W?(?:RESTART_BM|RESTART_VM|REPLACE_VM|CONTACT_SUPPORT)",
         Verdict.NODE_FAULT, Strength.CAUSE, 0.7, Blames.NODE,
-        "a monitor of the node's hardware found it broken", "https://github.com/NVIDIA/NVSentinel",
+        "a monitor of the node's hardware found it broken", "https://docs.nvidia.com/nvsentinel/v1.31.0/components/syslog-health-monitor.md",
     ),
     text_rule(
         "kube.no-room", r"FailedScheduling|\d nodes are available|Insufficient (?:nvidia\.com/gpu|memory|cpu)|Unschedulable",
@@ -197,9 +218,42 @@ FIRST: tuple[Rule, ...] = (
     text_rule(
         "slurm.request",
         r"Requested node configuration is not available|Invalid generic resource|Batch job submission failed|[Ii]nvalid partition"
-        r"|couldn't chdir|Invalid account or account/partition|More processors requested than permitted",
+        r"|Invalid account or account/partition|More processors requested than permitted",
         Verdict.USER_ERROR, Strength.CAUSE, 0.8, Blames.CODE,
         "the scheduler cannot give what was asked for, ever", _SLURM_TIME,
+    ),
+    text_rule(
+        "slurm.no-directory", r"couldn't chdir to",
+        Verdict.USER_ERROR, Strength.SYMPTOM, 0.4, Blames.CODE,
+        "the directory does not exist on the node; the step goes on in another one, where it may miss its files", _SLURM_TIME,
+    ),
+    text_rule(
+        "cuda.no-peer-access", r"peer access is not supported|PeerAccessUnsupported|PEER_ACCESS_UNSUPPORTED",
+        Verdict.USER_ERROR, Strength.SYMPTOM, 0.5, Blames.CODE,
+        "these GPUs, or the way they are passed into a virtual machine, do not allow access between them", _CUDA,
+    ),
+    text_rule(
+        "npu.waited",
+        r"[Ss]tream synchronize timeout|stream sync timeout|reason=\[task timeout\]|timeout waiting event, all tasks",
+        Verdict.UNKNOWN, Strength.ECHO, 0.2, Blames.RANK,
+        "the accelerator waited for others in a collective", _HCCL,
+    ),
+    text_rule(
+        "storage.short-write", r"wrote \d+ (?:blocks|bytes|items) instead of|[Ss]hort write\b|wrote only \d+ of",
+        Verdict.STORAGE, Strength.SYMPTOM, 0.6, Blames.STORAGE,
+        "less was written than asked for: the file system is full, over its quota or failing", _ERRNO,
+    ),
+    text_rule(
+        "nic.device-fatal", r"async event ?: (?:\w+ )?(?:local catastrophic error|device fatal)|IBV_EVENT_DEVICE_FATAL",
+        Verdict.NODE_FAULT, Strength.CAUSE, 0.8, Blames.NODE,
+        "the network adapter is in a state in which it can do nothing any more", _ASYNC,
+    ),
+    text_rule(
+        "nic.queue-error",
+        r"async event ?: (?:\w+ )?(?:CQ error|local work queue|invalid request local|local access violation|SRQ|path migration failed)"
+        r"|IBV_EVENT_(?:CQ_ERR|QP_FATAL|QP_ACCESS_ERR|QP_REQ_ERR|SRQ_ERR)",
+        Verdict.UNKNOWN, Strength.SYMPTOM, 0.3, Blames.RANK,
+        "a queue of the network adapter failed: its program, its peer or the adapter", _ASYNC,
     ),
     text_rule(
         "cloud.capacity",

@@ -8,7 +8,7 @@ from hotswap.diagnosis.rule import Rule, text_rule
 _CUDA = "https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html"
 _MEMORY = "https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/"
 _FABRIC = "https://docs.nvidia.com/datacenter/tesla/pdf/fabric-manager-user-guide.pdf"
-_NVLS = "https://github.com/NVIDIA/nccl/issues/1562"
+_NVLS = "https://github.com/NVIDIA/nccl/issues/1338"
 _AER = "https://docs.kernel.org/PCI/pcieaer-howto.html"
 _RAS = "https://docs.kernel.org/admin-guide/RAS/main.html"
 _LOCKUP = "https://docs.kernel.org/admin-guide/lockup-watchdogs.html"
@@ -108,7 +108,7 @@ HARDWARE: tuple[Rule, ...] = (
         0.8,
         Blames.RANK,
         "the same computation gave another result on other hardware: this GPU computes wrongly",
-        "https://github.com/NVIDIA/Megatron-LM",
+        "https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/rerun_state_machine.py",
     ),
     text_rule(
         "gpu.transient-result-error",
@@ -118,7 +118,7 @@ HARDWARE: tuple[Rule, ...] = (
         0.7,
         Blames.RANK,
         "the same computation gave another result when it was repeated on the same GPU",
-        "https://github.com/NVIDIA/Megatron-LM",
+        "https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/rerun_state_machine.py",
     ),
     text_rule(
         "gpu.fabric-not-ready",
@@ -202,7 +202,7 @@ HARDWARE: tuple[Rule, ...] = (
         0.5,
         Blames.GPU,
         "the driver, not the host, refused memory: seen on boards with uncorrectable errors that were still offered to jobs",
-        "https://github.com/NVIDIA/k8s-device-plugin/issues/243",
+        "https://github.com/NVIDIA/k8s-device-plugin/issues/189",
     ),
     text_rule(
         "gpu.unhealthy-device-plugin",
@@ -314,7 +314,7 @@ HARDWARE: tuple[Rule, ...] = (
         0.75,
         Blames.NODE,
         "no port of this node was left to fail over to",
-        "https://github.com/NVIDIA/nccl",
+        "https://github.com/NVIDIA/nccl/blob/master/src/transport/net_ib/p2p_resiliency.cc",
     ),
     text_rule(
         "nic.failover",
@@ -324,7 +324,7 @@ HARDWARE: tuple[Rule, ...] = (
         0.65,
         Blames.LINK,
         "the transport moved to another port; count it for this adapter",
-        "https://github.com/NVIDIA/nccl",
+        "https://github.com/NVIDIA/nccl/blob/master/src/transport/net_ib/p2p_resiliency.cc",
     ),
     text_rule(
         "nic.link-down",
@@ -349,9 +349,9 @@ HARDWARE: tuple[Rule, ...] = (
     ),
     text_rule(
         "nic.memory-registration",
-        r"Call to ibv_(?:create_cq|create_qp|reg_mr\w*|alloc_pd|reg_dmabuf_mr)\w* failed|ibv_reg_mr\w* failed",
+        r"ibv_(?:create_cq|create_qp|create_srq|reg_mr|alloc_pd|reg_dmabuf_mr)\w*(?:\([^)]*\))? failed",
         Verdict.NODE_FAULT,
-        Strength.CAUSE,
+        Strength.SYMPTOM,
         0.55,
         Blames.NODE,
         "the adapter could not lock memory here: limit of locked memory, or the peer-memory module; on all nodes it is the set-up",

@@ -12,7 +12,7 @@ _DIST = "https://docs.pytorch.org/docs/stable/distributed.html"
 _RDZV = "https://docs.pytorch.org/docs/stable/elastic/rendezvous.html"
 _HUB = "https://huggingface.co/docs/huggingface_hub/package_reference/utilities"
 _HCCL = "https://github.com/hiyouga/LlamaFactory/issues/5071"
-_HOROVOD = "https://github.com/horovod/horovod/issues/1442"
+_HOROVOD = "https://github.com/horovod/horovod/issues/403"
 _RAY = "https://docs.ray.io/en/latest/ray-core/fault_tolerance/actors.html"
 _WATCHDOG = "https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html"
 
@@ -254,7 +254,7 @@ NETWORK: tuple[Rule, ...] = (
         0.0,
         Blames.NOBODY,
         "the library prints this hint for many errors; it is no evidence",
-        "https://github.com/NVIDIA/nccl",
+        "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
     ),
     text_rule(
         "nccl.remote-or-system",

@@ -13,7 +13,7 @@ _PYTHON = "https://docs.python.org/3/library/exceptions.html"
 _AMP = "https://docs.pytorch.org/docs/stable/notes/amp_examples.html"
 _CUDNN = "https://docs.nvidia.com/deeplearning/cudnn/backend/latest/api/cudnn-graph-library.html"
 _CUBLAS = "https://docs.nvidia.com/cuda/cublas/index.html"
-_HSA = "https://github.com/ROCm/ROCR-Runtime"
+_HSA = "https://github.com/ROCm/ROCR-Runtime/blob/rocm-6.2.0/src/inc/hsa.h"
 _SIGNALS = "https://man7.org/linux/man-pages/man7/signal.7.html"
 
 ACCELERATORS: tuple[Rule, ...] = (
@@ -62,7 +62,7 @@ ACCELERATORS: tuple[Rule, ...] = (
     ),
     text_rule(
         "cuda.invalid-device",
-        r"invalid device ordinal|CUDA call failed lazily at initialization|cudaErrorInvalidDevice|peer access is not supported",
+        r"invalid device ordinal|CUDA call failed lazily at initialization|cudaErrorInvalidDevice\b",
         Verdict.USER_ERROR,
         Strength.CAUSE,
         0.8,
@@ -118,7 +118,7 @@ ACCELERATORS: tuple[Rule, ...] = (
         0.8,
         Blames.CODE,
         "the kernel or program as written cannot be built for this GPU, on any node",
-        "https://github.com/triton-lang/triton",
+        "https://github.com/triton-lang/triton/blob/main/python/triton/runtime/errors.py",
     ),
     text_rule(
         "cuda.no-gpus-visible",
@@ -204,7 +204,7 @@ PROGRAM: tuple[Rule, ...] = (
         0.55,
         Blames.RANK,
         "one rank's numbers went wrong before they were shared: bad data, an unlucky step or a flaky GPU; repeats tell",
-        "https://github.com/NVIDIA/Megatron-LM",
+        "https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/rerun_state_machine.py",
     ),
     text_rule(
         "numerical.nan",

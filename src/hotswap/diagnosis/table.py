@@ -19,6 +19,8 @@ _HUB = "https://huggingface.co/docs/huggingface_hub/package_reference/utilities"
 _WATCH = "https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html"
 _XID = "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"
 _OOM = "https://docs.kernel.org/admin-guide/mm/concepts.html"
+_VMSTAT = "https://docs.kernel.org/filesystems/proc.html"
+_SIGNALS = "https://man7.org/linux/man-pages/man7/signal.7.html"
 _ELASTIC = "https://docs.pytorch.org/docs/stable/elastic/run.html"
 _WC = "https://man7.org/linux/man-pages/man3/ibv_poll_cq.3.html"
 _NCCL = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
@@ -90,7 +92,15 @@ CASES: tuple[Rule, ...] = (
     ),
     _case(
         "case.killed-not-for-memory", "killed_not_for_memory", Verdict.PROCESS_FAULT, Strength.SYMPTOM, 0.5, Blames.RANK,
-        "killed by somebody, and not for memory: the control group of its node counts no such kill", _OOM,
+        "killed by somebody, and not for memory: the kernel of its node counts no such kill", _VMSTAT,
+    ),
+    _case(
+        "case.killed-as-host-ran-out", "killed_as_host_ran_out", Verdict.OOM_HOST, Strength.CAUSE, 0.75, Blames.NODE,
+        "killed while the kernel of its node was killing for memory", _VMSTAT,
+    ),
+    _case(
+        "case.aborted-first", "aborted_first", Verdict.PROCESS_FAULT, Strength.SYMPTOM, 0.5, Blames.RANK,
+        "the process ended itself (SIGABRT) before anything else had failed: a library found its own state impossible", _SIGNALS,
     ),
     _case(
         "case.killed-by-launcher", "killed_by_launcher", Verdict.UNKNOWN, Strength.ECHO, 0.1, Blames.NOBODY,

@@ -144,6 +144,12 @@ def parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="faults of nodes over many jobs, on storage that all nodes see; a node in quarantine is not started",
     )
+    group.add_argument(
+        "--kernel-log",
+        default="",
+        metavar="FILE",
+        help="the kernel's messages, where /dev/kmsg cannot be read (a container); {node} stands for the node's name",
+    )
     group.add_argument("--probe", action="store_true", help="check this node's health first (hotswap probe)")
     group.add_argument(
         "--transfer-streams",
@@ -213,6 +219,7 @@ def parse(argv: list[str]) -> Options:
         evict_slow=_evict_slow(args.evict_slow),
         fault_domain=args.fault_domain or domains.discover(os.environ),
         node_history=str(Path(args.node_history).resolve()) if args.node_history else "",
+        kernel_log=str(Path(args.kernel_log).resolve()) if args.kernel_log else "",
         probe=args.probe,
         transfer_streams=args.transfer_streams,
         bind_host=args.bind_host or args.local_addr or "",

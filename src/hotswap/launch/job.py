@@ -199,6 +199,7 @@ class Job:
             entry=options.entry,
             env=self._worker_environment,
             gpus=visible() if options.standalone else (),
+            kernel_log=options.kernel_log.replace("{node}", name) or "/dev/kmsg",
             log_dir=str(self.directory),
             fork_server=server or None,
             fork_server_token=server_token,

@@ -59,6 +59,7 @@ class Options:
     integrity_every_steps: int = 0
     fault_domain: str = ""
     node_history: str = ""
+    kernel_log: str = ""
     probe: bool = False
     transfer_streams: int = 0
     bind_host: str = ""

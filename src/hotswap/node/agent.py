@@ -65,8 +65,9 @@ class Agent:
         self._history = History()
         self._restored: dict[Slot, Step] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._last_words = parts.last_words(node, self.control.send)
+        self._last_words = parts.last_words(node, self.control.send, config.kernel_log)
         self._reach = parts.reach
+        self._check = parts.check(node, self.control.send)
         self._hung = HungWorkers(self.pool, self.control.send, config.timing.heartbeat_s)
         self._exit: asyncio.Future[int] | None = None
         self.departure = Departure(config, self.control.send, self._leave)
@@ -87,7 +88,7 @@ class Agent:
             code = await self._exit
         finally:
             self._leaving = True
-            await self._last_words.close()
+            await asyncio.gather(self._last_words.close(), self._check.close())
             await self.control.close()
             for task in self._tasks:
                 task.cancel()
@@ -180,6 +181,8 @@ class Agent:
             self._on_go(message)
         elif isinstance(message, m.EndHung):
             self._on_end_hung(message)
+        elif isinstance(message, m.CheckNode):
+            self._check.ask(message.reason)
         elif isinstance(message, m.KvValue):
             self.rendezvous.publish(message.generation, message.key, message.value)
         elif isinstance(message, m.CommitCheckpoint):
@@ -377,6 +380,8 @@ class Agent:
         self.training = self.active
         for worker in self.workers.values() if self.active else ():
             worker.link.send(go)
+        if not self.active:
+            self._last_words.give()  # Its place was taken because of what they tell, and it commits no steps any more.
 
     def _on_end_hung(self, message: m.EndHung) -> None:
         worker = self.workers.get(message.slot)

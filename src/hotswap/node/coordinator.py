@@ -97,7 +97,7 @@ class CoordinatorServer:
 
     def _make_inquiry(self) -> Inquiry:
         history = self.config.node_history
-        return Inquiry(self.events.write, Path(history) if history else None)
+        return Inquiry(self.events.write, Path(history) if history else None, self._handle_or_end)
 
     async def _open(self, sock: socket.socket) -> AsyncLink[Any]:
         return await accept_link(sock, control_codec(), self.config.token, self.config.timing.connect_s)
@@ -272,6 +272,8 @@ class CoordinatorServer:
                 self._answer(node, message.generation, message.key, value)
         elif isinstance(message, m.WorkerEvidence):
             self.inquiry.hear(node, message)
+        elif isinstance(message, m.NodeChecked):
+            self.inquiry.hear_check(node, message)
         elif isinstance(message, m.WorkerStacks):
             fields = {"generation": message.generation, "slot": message.slot, "node": node, "stacks": message.stacks}
             self.events.write("worker_stacks", fields)
@@ -357,10 +359,14 @@ class CoordinatorServer:
         return late_s
 
     def _tick(self) -> None:
+        self._handle_or_end(Tick(overslept_s=self._overslept()))
+
+    def _handle_or_end(self, event: Event) -> None:
+        """For what comes from no connection, whose task would say that something is wrong."""
         try:
-            self._handle(Tick(overslept_s=self._overslept()))
+            self._handle(event)
         except Exception as error:
-            log.exception("a deadline could not be handled")
+            log.exception("%s could not be handled", type(event).__name__)
             if self._done is not None and not self._done.done():
                 self._done.set_exception(error)
 

@@ -19,7 +19,7 @@ from hotswap.diagnosis import RuleBook, diagnose, facts
 from hotswap.diagnosis.cause import default_book
 from hotswap.diagnosis.model import Evidence
 from hotswap.diagnosis.readers import Reader
-from hotswap.node.kernel_log import KernelLog
+from hotswap.node.kernel_log import KMSG, KernelLog
 from hotswap.node.machine import Machine
 from hotswap.replication import memory
 
@@ -28,6 +28,9 @@ CLOSE_S = 2.0
 """How long an agent that leaves may go on reading the last words of its workers."""
 KERNEL = "kernel log"
 """Source of what is about the machine and not about one of its workers."""
+VMSTAT = Path("/proc/vmstat")
+KILL_COUNTS = ("cgroup", "host_kills")
+"""Kinds of evidence that count kills for memory, the surer first."""
 TAIL_BYTES = 256 << 10
 CLUES_MAX = 16
 TEXT_CHARS_MAX = 500
@@ -36,10 +39,10 @@ TEXT_CHARS_MAX = 500
 class Witness:
     """One node's."""
 
-    def __init__(self, node: str) -> None:
+    def __init__(self, node: str, kernel_log: Path = KMSG) -> None:
         """Follows from now on what the kernel says, and what it kills for memory in this process's control group."""
         self._node = node
-        self._kernel = KernelLog()
+        self._kernel = KernelLog(kernel_log)
         self._machine = Machine(node)
         self._killed = _oom_kills()
         self._lock = threading.Lock()
@@ -54,10 +57,11 @@ class Witness:
             with self._lock:
                 found += self._of_the_machine()
         answer = diagnose(found, book=_reader()[0])
-        # That nobody was killed for memory decides nothing by itself, but tells what another's end was not.
-        spared = [one for one in found if one.kind == "cgroup" and one.fact("oom_kill") == 0]
+        # Whether anybody was killed for memory decides nothing by itself, but tells what another's end was, or was not.
+        spared = [one for one in found if one.kind in KILL_COUNTS and one.fact("oom_kill") is not None]
+        spared = [one for one in spared if one not in answer.deciding and one not in answer.echoes]
         told = [*answer.deciding, *answer.echoes][: CLUES_MAX - len(spared)]
-        return tuple(_clue(one) for one in [*told, *spared])
+        return tuple(clue_of(one) for one in [*told, *spared])
 
     def _of_the_machine(self) -> list[Evidence]:
         """What the kernel has said and done since the last time."""
@@ -66,10 +70,12 @@ class Witness:
             lines = _reader()[1].read_stream(io.BytesIO(text.encode()), source=KERNEL, node=self._node)
             found += [replace(one, time=at, order=order) for one in lines]
         found += self._machine.facts()
-        killed = _oom_kills()
-        if killed is not None and self._killed is not None:
-            found.append(facts.memory_events(f"oom_kill {killed - self._killed}", node=self._node, time=time.time()))
-        self._killed = killed
+        before, self._killed = self._killed, _oom_kills()
+        for of in KILL_COUNTS:
+            if of in before and of in self._killed:
+                killed = self._killed[of] - before[of]
+                found.append(facts.oom_kills(killed, of=of, node=self._node, time=time.time()))
+                break  # What is known of this control group is not made surer by the rest of the machine.
         return found
 
 
@@ -115,13 +121,27 @@ class LastWords:
             self._send(WorkerEvidence(slot=slot, clues=clues))
 
 
-def _oom_kills() -> int | None:
-    """How often the kernel has killed a process of this control group for memory; None where it does not say."""
-    for line in memory.control_group_file("memory.events").splitlines():
-        name, _, value = line.partition(" ")
-        if name == "oom_kill":
-            return int(value)
-    return None
+def _oom_kills() -> dict[str, int]:
+    """How often the kernel has killed for memory: of this control group, and on the whole machine, where it says so.
+
+    The machine's count (https://docs.kernel.org/filesystems/proc.html, vmstat) is there in containers as well, which see neither
+    the kernel's log nor, at the root of their own hierarchy, a file of events.
+    """
+    texts = {"cgroup": memory.control_group_file("memory.events"), "host_kills": _text(VMSTAT)}
+    found = {}
+    for of, text in texts.items():
+        for line in text.splitlines():
+            name, _, value = line.partition(" ")
+            if name == "oom_kill" and value.strip().isdigit():
+                found[of] = int(value)
+    return found
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""
 
 
 @cache
@@ -149,7 +169,8 @@ def _tail(path: Path) -> bytes:
         return b""
 
 
-def _clue(one: Evidence) -> Clue:
+def clue_of(one: Evidence) -> Clue:
+    """As it is sent."""
     return Clue(
         kind=one.kind,
         source=one.source,

@@ -48,6 +48,10 @@ class Report:
     reason: str = ""
     diagnosis: dict[str, Any] = field(default_factory=dict)
     """Of a loss that ended the job."""
+    others: list[dict[str, Any]] = field(default_factory=list)
+    """Verdicts that no recovery belongs to: on spares that were lost (``of``: spare), and on checks of nodes (check)."""
+    turned_away: list[str] = field(default_factory=list)
+    """Nodes that were proven broken, and why."""
 
     def as_json(self) -> dict[str, Any]:
         """Plain data; the field names are part of the interface."""
@@ -89,6 +93,8 @@ def report_of(events: Iterable[Mapping[str, Any]]) -> Report:
             current.redone_steps, current.phases_ms = int(event["redone_steps"]), dict(event["phases_ms"])
             report.recoveries.append(current)
             current = None
+        elif name == "node_turned_away":
+            report.turned_away.append(str(event["reason"]))
         elif name == "diagnosed":
             _place_diagnosis(report, current, event)
         elif name == "job_stopped":
@@ -117,6 +123,9 @@ def _difference(event: Mapping[str, Any]) -> str:
 
 def _place_diagnosis(report: Report, current: Recovery | None, event: Mapping[str, Any]) -> None:
     found = {key: value for key, value in event.items() if key not in ("time", "event", "generation")}
+    if event.get("of", "recovery") != "recovery":
+        report.others.append(found)
+        return
     for recovery in report.recoveries:
         if recovery.generation == event["generation"] and not recovery.diagnosis:
             recovery.diagnosis = found
@@ -147,6 +156,9 @@ def as_text(report: Report) -> str:
         lines += _verdict(recovery.diagnosis)
     lines += [f"slow  {slow}" for slow in report.slow]
     lines += _verdict(report.diagnosis)
+    for other in report.others:
+        lines += [f"{other['of']}", *_verdict(other)]
+    lines += [f"turned away {reason}" for reason in report.turned_away]
     lines.append(_ending(report))
     return "\n".join(lines)
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hotswap.core.events import Advice, Judged
+from hotswap.core.types import host_of
 from hotswap.sim.memory import spoil
 from hotswap.sim.world import World
 
@@ -39,6 +41,7 @@ KINDS = {
     "slow storage": 1,
     "full storage": 1,
     "rotten replica": 1,
+    "verdict": 2,
 }
 """What can go wrong, and how often in relation to the others."""
 AMONG_SEVERAL = {
@@ -257,6 +260,16 @@ class Saboteur:
 
     def _restart(self) -> None:
         self._job.start_server()
+
+    def _verdict(self) -> None:
+        """Right or wrong: whatever is said of a node, the job must get over it."""
+        nodes, server = self._job.living(), self._job.server
+        if nodes and server is not None:
+            dice = self._job.world.dice
+            node, advice = dice.choice(nodes).id, dice.choice((Advice.EXCLUDE, Advice.EXCLUDE, Advice.AVOID))
+            self._job.world.note(f"a verdict: {advice.value} {node}")
+            judged = Judged(advice=advice, host=host_of(node), reason="so it was drawn")
+            server.loop.enter(server.take_advice, judged)
 
     # --- network -----------------------------------------------------------------------------------------------------
 

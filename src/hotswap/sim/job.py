@@ -342,7 +342,7 @@ class JobModel:
             self.chronicle.counted(step)
         elif record.event == "job_started" and not self.remembers:
             self._on_job_started()
-        elif record.event in ("node_lost", "node_drained"):
+        elif record.event in ("node_lost", "node_drained", "node_turned_away"):
             self.chronicle.lost(str(record.fields["node"]))
 
     def _on_job_started(self) -> None:

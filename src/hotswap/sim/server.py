@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from hotswap.config import CoordinatorConfig
 from hotswap.core.coordinator import Coordinator, Limits
-from hotswap.core.events import Effect, Event
+from hotswap.core.events import Effect, Event, Judged
 from hotswap.core.past import Past
 from hotswap.node.coordinator import CoordinatorServer
 from hotswap.node.eventlog import EventLog
@@ -108,6 +108,10 @@ class ServerModel(CoordinatorServer):
 
     async def _open(self, sock: Any) -> Any:
         return sock
+
+    def take_advice(self, judged: Judged) -> None:
+        """A verdict has come from somewhere."""
+        self._handle(judged)
 
     def start(self) -> None:
         """The beginning of ``run``."""

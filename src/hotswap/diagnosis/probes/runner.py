@@ -22,10 +22,12 @@ BUILTIN: dict[str, str] = {
     name: f"hotswap.diagnosis.probes.{module}:{name}"
     for name, module in (
         ("memory", "host"),
+        ("memory_errors", "host"),
         ("disk", "host"),
         ("shared_memory", "host"),
         ("clock", "host"),
         ("fabric_manager", "host"),
+        ("gpu_health", "gpu"),
         ("gpu_compute", "gpu"),
         ("gpu_memory", "gpu"),
         ("gpu_collective", "gpu"),
