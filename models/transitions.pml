@@ -27,9 +27,12 @@
 #define CHECKPOINT_COMMITTED 12
 #define SNAPSHOT_INTERVAL_CHANGED 13
 #define SCRIPT_RAISED 14
-#define TIME_PASSED 15
-#define STOP_ASKED 16
-#define VERDICT 17
+#define NODE_HAS_TO_LEAVE 15
+#define WORKER_HALTED 16
+#define STATES_COMPARED 17
+#define TIME_PASSED 18
+#define STOP_ASKED 19
+#define VERDICT 20
 
 #define MAY(phase, kind, next) ( \
   (phase == FORMING && kind == HEARTBEAT && (next == FORMING)) || \
@@ -49,8 +52,10 @@
   (phase == REBUILDING && kind == NODE_HAS_TO_LEAVE && (next == REBUILDING)) || \
   (phase == RESTORING && kind == HEARTBEAT && (next == RESTORING)) || \
   (phase == RESTORING && kind == NODE_GONE && (next == FENCING || next == WAITING_FOR_A_NODE || next == RESTORING || next == STOPPED)) || \
+  (phase == RESTORING && kind == NODE_HAS_TO_LEAVE && (next == RESTORING)) || \
   (phase == REDOING && kind == HEARTBEAT && (next == FENCING || next == WAITING_FOR_A_NODE || next == REDOING || next == TRAINING || next == STOPPED)) || \
   (phase == REDOING && kind == NODE_GONE && (next == FENCING || next == WAITING_FOR_A_NODE || next == REDOING || next == STOPPED)) || \
+  (phase == REDOING && kind == NODE_HAS_TO_LEAVE && (next == REDOING)) || \
   (phase == TRAINING && kind == HEARTBEAT && (next == FENCING || next == WAITING_FOR_A_NODE || next == TRAINING || next == STOPPED)) || \
   (phase == TRAINING && kind == NODE_GONE && (next == FENCING || next == WAITING_FOR_A_NODE || next == TRAINING || next == STOPPED)) || \
   (phase == TRAINING && kind == NODE_HAS_TO_LEAVE && (next == TRAINING)) || \

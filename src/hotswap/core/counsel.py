@@ -76,9 +76,8 @@ def move(job: Job, now: float) -> None:
 
 def part(job: Job) -> None:
     """Turn away broken nodes that have no place, unless they have what others may need."""
-    needed = job.plan.holders.values() if job.plan is not None else ()
     for node in job.spares() if job.phase in TRAINS else ():
-        if job.counsel.excludes(node) and node not in needed:
+        if job.counsel.excludes(node) and not job.needs(node):
             job.turn_away(node)
             job.roster.drop(node)
             job.detector.forget(node)

@@ -169,7 +169,7 @@ class Job:
             )
             return
         dead = [position for position, node in enumerate(self.current.places) if node not in self.roster]
-        hurt = self._hurt(lost, dead) if self.limits.spare_first else []
+        hurt = self._hurt(lost, dead)
         leaving = {position for position, node in enumerate(self.current.places) if node in self.roster.leaving}
         overdue = sorted(position for position in leaving if self.current.places[position] in self.roster.overdue(now))
         fills = self.roster.fill(

@@ -71,6 +71,8 @@ class Chronicle:
     committed: tuple[int, int] = (0, ROOT)
     trained: bool = False
     at_risk: set[str] = field(default_factory=set)
+    rotten: set[str] = field(default_factory=set)
+    """Nodes whose replicas are not what they were."""
     guarded: frozenset[str] = frozenset()
     holders: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     covered: Membership | None = None
@@ -160,16 +162,18 @@ class Chronicle:
         fresh: bool,
         durable: State | None = None,
         distrusted_after: int | None = None,
+        told_to_distrust_after: int | None = None,
     ) -> None:
         """The coordinator decides where to go on: never before a committed step that can still be had.
 
         *fresh*: from the very beginning, which a job that has trained must not do unasked. *durable*: from a checkpoint of
         that state, which may belong to a future that was undone: it is whole, and nothing else is left.
         *distrusted_after*: a comparison of states has failed; what is newer must not be used, whoever has it.
+        *told_to_distrust_after*: a coordinator that is gone has recorded that, and a plan that nobody may have got.
         """
-        if distrusted_after is not None:
-            if resume_step > distrusted_after:
-                raise Violation(f"all agreed at step {distrusted_after} last, yet the job goes on from {resume_step}")
+        if distrusted_after is not None and resume_step > distrusted_after:
+            raise Violation(f"all agreed at step {distrusted_after} last, yet the job goes on from {resume_step}")
+        if distrusted_after is not None or resume_step == told_to_distrust_after:
             step = max(0, min(self.committed[0], resume_step))
             self.committed = (step, self._ancestor(step))
         if fresh and self.trained and self.strict:
@@ -189,8 +193,8 @@ class Chronicle:
             return
         if step < 0 and not self.strict:
             return  # without a log a new coordinator does not know what was undone; rather than trust it, it may stop
-        if self.covered and survives(self.covered, self.holders, self.at_risk, shared=self.shared):
-            lost = sorted(self.at_risk)
+        if self.covered and survives(self.covered, self.holders, self.at_risk | self.rotten, shared=self.shared):
+            lost = sorted(self.at_risk | self.rotten)
             raise Violation(f"step {self.committed} was committed, only {lost} lost, yet the job goes back to {step}")
         if self._restorable(places, copies):
             raise Violation(f"step {self.committed} was committed and every slot's copy is there, not just of {step}")

@@ -156,7 +156,7 @@ class Saboteur:
             for memory in holder.keeper.replicas(slots):
                 spoil(memory)
             # For all that it has of others it might as well be lost.
-            self._job.chronicle.lost(holder.id)
+            self._job.chronicle.rotten.add(holder.id)
             victim.die("node fault")
 
     def _spare(self) -> None:

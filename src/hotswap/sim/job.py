@@ -13,6 +13,7 @@ from hotswap.core import ladder
 from hotswap.core import messages as m
 from hotswap.core.events import Effect, Exit, Record, Send
 from hotswap.core.integrity import NEVER
+from hotswap.core.past import Past
 from hotswap.core.types import HeldKind, NodeId, Slot, SourceKind, Step
 from hotswap.errors import EXIT_OK, EXIT_REQUEUE, PeerUnreachable
 from hotswap.replication.sections import SectionKind
@@ -145,6 +146,7 @@ class JobModel:
         self.exit: Exit | None = None
         self.gone_on = 0
         self._last_plan: m.Plan | None = None
+        self._differs_after: Step | None = None
         self._accepted: dict[int, m.Plan] = {}
         self._names = 0
         self._pids = 0
@@ -340,6 +342,10 @@ class JobModel:
             step = record.fields["step"]
             assert isinstance(step, int), "steps are numbers"
             self.chronicle.counted(step)
+        elif record.event == "state_differs":
+            verified = record.fields["verified"]
+            assert isinstance(verified, int), "steps are numbers"
+            self._differs_after = verified
         elif record.event == "job_started" and not self.remembers:
             self._on_job_started()
         elif record.event in ("node_lost", "node_drained", "node_turned_away"):
@@ -386,7 +392,14 @@ class JobModel:
             fresh=SourceKind.FRESH in kinds,
             durable=durable,
             distrusted_after=self._distrusted_after(),
+            told_to_distrust_after=self._differs_after,
         )
+        self._differs_after = None
+
+    def note_past(self, past: Past) -> None:
+        """A coordinator begins with what others have decided. A plan may have been decided on and never been let out."""
+        if self.setup.integrity and past.plans and past.plans[-1][0] not in self.chronicle.planned:
+            self._differs_after = past.plans[-1][1]
 
     def _distrusted_after(self) -> Step | None:
         """What a connected node has been told of a comparison that failed, and has not been told to be settled."""
@@ -458,9 +471,12 @@ class JobModel:
             raise Violation(f"the job ended with {effect.exit_code}: {effect.reason}")
         membership = self.server.machine.membership
         assert membership is not None, "a job that trained has a membership"
-        if self._distrusted_after() == NEVER:
+        distrusted_after = self._distrusted_after()
+        if distrusted_after == NEVER:
             return  # Slots differ that have never agreed: nothing in memory can be trusted.
         self._note_absent()
+        if distrusted_after is not None and self.chronicle.at_risk:
+            return  # What all agreed on last may have been where the slots were before, on a node that is gone.
         saved = self.storage.latest()
         if saved is None or saved < self.chronicle.committed[0]:
             self.chronicle.resume(-1, membership.places, self._copies())

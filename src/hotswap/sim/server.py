@@ -87,6 +87,8 @@ class ServerModel(CoordinatorServer):
 
     def _make_machine(self, limits: Limits, past: Past | None) -> Coordinator:
         self._job.world.note(f"{self.loop.name} starts with {past}")
+        if past is not None:
+            self._job.note_past(past)
         machine = ObservedCoordinator(limits, self.clock(), past)
         machine.job_model = self._job
         return machine
