@@ -277,6 +277,11 @@ class Groups:
             links = dict(self._links)
         return sum(map(_operations, links.values())), _operations(links[CONTROL_KEY]) if CONTROL_KEY in links else 0
 
+    def issued_by_script(self) -> int:
+        """How many were started by the script: all but the gate's, which begins when it may. From any thread."""
+        issued, gate = self.issued()
+        return issued - gate
+
     def progress(self) -> dict[str, GroupProgress]:
         """The same for each group whose members can be compared. From any thread.
 

@@ -92,7 +92,7 @@ class Session:
         self._waited_s = 0.0
         self._agreed = self._pace.interval
         self._asynchronous = device is not None
-        self._tempo = Tempo(lambda: self._groups.issued()[0], settings.heartbeat_s, on_device=self._asynchronous)
+        self._tempo = Tempo(self._groups.issued_by_script, settings.heartbeat_s, on_device=self._asynchronous)
         self._dirty = False
         self._torn = False
         self._parked = threading.Event()
