@@ -26,6 +26,9 @@ class FakeSession:
     def digests(self) -> dict[str, str]:
         return self.parts
 
+    def snapshot_nbytes(self) -> int:
+        return 100
+
 
 def planned(steps: int) -> dict[int, dict[int, tuple[int, ...]]]:
     return {step: {rank: tuple(planned_ids(SHAPE, step, rank)) for rank in range(2)} for step in range(steps)}

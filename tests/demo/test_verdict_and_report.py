@@ -242,6 +242,9 @@ class Slot:
     def digests(self) -> dict[str, str]:
         return {"model": f"m{self.slot}"}
 
+    def snapshot_nbytes(self) -> int:
+        return 100
+
 
 def leave(directory: Path, *, death: bool, loss: float = 3.0) -> None:
     """Files of a whole run of PLAN."""

@@ -204,7 +204,7 @@ def _two_nodes(program: Program) -> Ordeal | None:
     if program.nodes < 3:
         return None
     nodes = tuple(Outside(kind="node", step=STEP, node=f"node{index}") for index in (0, 1))
-    return Ordeal(outside=nodes, spares=2, arguments=("--replicas", "2"))
+    return Ordeal(outside=nodes, spares=2, arguments=("--replicas", "2"), truths=(_node(0, 1),))
 
 
 def _without_a_spare(program: Program) -> Ordeal:
@@ -217,10 +217,10 @@ def _without_a_spare(program: Program) -> Ordeal:
     )
 
 
-def _drain(program: Program, spares: int, exit_code: int, *arguments: str) -> Ordeal:
-    """The last node, soon: a spare that is not built by then takes the place all the same."""
+def _drain(program: Program, spares: int, exit_code: int, wait_s: str, *arguments: str) -> Ordeal:
+    """The last node, soon: a spare that is not built by then takes the place all the same. Nothing is broken."""
     outside = (Outside(kind="drain", step=STEP // 2, node=f"node{program.nodes - 1}"),)
-    flags = ("--drain-wait-s", "0.2", *arguments)
+    flags = ("--drain-wait-s", wait_s, *arguments)
     return Ordeal(outside=outside, spares=spares, exit_code=exit_code, arguments=flags)
 
 
@@ -232,7 +232,9 @@ def _flipped(scope: str) -> Callable[[Program], Ordeal | None]:
             return None
         code = 0 if program.train.layout.dp > 2 else EXIT_REQUEUE
         fault = _fault(program, scope, "backward", program.train.layout.slots - 1)
-        return Ordeal(inside=(fault,), exit_code=code, arguments=("--integrity-every", "1"))
+        node = (f"node{fault.slot // program.width}",) if code == 0 else ()
+        truth = Truth(verdict=Verdict.NODE_FAULT, nodes=node)
+        return Ordeal(inside=(fault,), exit_code=code, arguments=("--integrity-every", "1"), truths=(truth,))
 
     return make
 
@@ -273,10 +275,10 @@ DRILLS: dict[str, Drill] = {
     ),
     "two-nodes": Drill(what="two nodes are killed at once, with two replicas", make=_two_nodes),
     "no-spare": Drill(what="a node is killed and there is no spare", make=_without_a_spare),
-    "drain": Drill(what="a node is told to leave", make=lambda program: _drain(program, 1, 0)),
+    "drain": Drill(what="a node is told to leave", make=lambda program: _drain(program, 1, 0, "0.2")),
     "drain-no-spare": Drill(
         what="the same, and there is no spare",
-        make=lambda program: _drain(program, 0, EXIT_REQUEUE, "--spare-wait-s", "1"),
+        make=lambda program: _drain(program, 0, EXIT_REQUEUE, "0", "--spare-wait-s", "1"),
     ),
 }
 FAST = (

@@ -21,8 +21,8 @@ def exit_status(code: int, *, rank: int, node: str, time: float) -> Evidence:
     )
 
 
-def said(source: str, text: str, *, rank: int, node: str, time: float) -> Evidence:
-    """What *source* said about a worker, read as a line of a log would be."""
+def said(source: str, text: str, *, rank: int | None = None, node: str = "", time: float) -> Evidence:
+    """What *source* said, about a worker where *rank* and *node* are given, read as a line of a log would be."""
     kind, fields = decode(text)
     return Evidence(kind=kind, source=source, node=node, rank=rank, time=time, text=text, facts=fields)
 

@@ -36,6 +36,7 @@ _RAID = "https://docs.kernel.org/admin-guide/md.html"
 _LAUNCH = "https://docs.open-mpi.org/en/main/launching-apps/index.html"
 _HTTP = "https://developer.mozilla.org/en-US/docs/Web/HTTP/Status"
 _BUILD = "https://docs.pytorch.org/docs/stable/cpp_extension.html"
+_SILENT = "https://arxiv.org/abs/2102.11245"
 _BMC = "https://docs.kernel.org/driver-api/ipmi.html"
 
 FIRST: tuple[Rule, ...] = (
@@ -54,6 +55,16 @@ FIRST: tuple[Rule, ...] = (
         "job.worker-unparked", r"did not leave the old generation within",
         Verdict.UNKNOWN, Strength.ECHO, 0.2, Blames.RANK,
         "a worker that could not be stopped in place after something else had failed", _WATCH,
+    ),
+    text_rule(
+        "job.state-differs", r"its state differs from that of its peers at step",
+        Verdict.NODE_FAULT, Strength.CAUSE, 0.6, Blames.NODE,
+        "of several copies of the same state only this one differs: a processor, memory or a bus changed it silently", _SILENT,
+    ),
+    text_rule(
+        "job.states-undecided", r"hold different states at step \d+, and nobody can tell which",
+        Verdict.NODE_FAULT, Strength.SYMPTOM, 0.4, Blames.NOBODY,
+        "copies of the same state differ, and there are too few to tell which one was changed silently", _SILENT,
     ),
     text_rule(
         "ray.exit-detail", r"Worker exit type: |Worker unexpectedly exits with|potential root causes",

@@ -81,6 +81,12 @@ class Inquiry:
             for issued, key in enumerate(("culprits", "waiting")):
                 for slot in fields[key]:
                     self._add(facts.op_count("where training hangs", issued, rank=slot, time=now))
+        elif event == "state_differs" and (slots := fields["undecided"]):
+            named = ", ".join(map(str, slots))
+            said = (
+                f"slots {named} hold different states at step {fields['step']}, and nobody can tell which one is right"
+            )
+            self._add(facts.said("job", said, time=now))
         elif event == "script_raised":
             self._read_error(fields, now)
         elif event == "node_lost":
