@@ -56,6 +56,20 @@ MEGATRON_BF16 = Program(
     nodes=2,
     width=4,
 )
+MEGATRON_SEQUENCE = Program(
+    name="megatron-sequence-parallel",
+    script="train_megatron.py",
+    train=TrainOptions(**{**_MEGATRON, "layout": Layout(tp=2, dp=2)}, sequence_parallel=True),
+    nodes=2,
+    width=2,
+)
+MEGATRON_INTERLEAVED = Program(
+    name="megatron-interleaved",
+    script="train_megatron.py",
+    train=TrainOptions(**{**_MEGATRON, "layout": Layout(pp=2), "layers": 4, "microbatches": 4}, virtual_stages=2),
+    nodes=2,
+    width=1,
+)
 FSDP2 = Program(
     name="fsdp2", script="train_fsdp2.py", train=TrainOptions(**_SMALL, layout=Layout(dp=4)), nodes=2, width=2
 )

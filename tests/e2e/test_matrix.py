@@ -10,6 +10,8 @@ from e2e_harness import (
     FSDP2,
     MEGATRON,
     MEGATRON_BF16,
+    MEGATRON_INTERLEAVED,
+    MEGATRON_SEQUENCE,
     Cell,
     Outcome,
     Program,
@@ -72,3 +74,15 @@ def test_one_death(
         assert [event["position"] for event in promoted] == [position]
         lost = range(position * program.width, (position + 1) * program.width)
         assert {planned["sources"][str(slot)] for slot in lost} == {"replica"}
+
+
+@pytest.mark.full_matrix
+@pytest.mark.parametrize("program", [MEGATRON_SEQUENCE, MEGATRON_INTERLEAVED], ids=lambda program: program.name)
+@pytest.mark.parametrize("moment", ["forward", "backward", "optimizer"])
+def test_a_node_dies_in_other_layouts(
+    program: Program, moment: str, run: Runner, reference_of: Callable[[Cell], Outcome]
+) -> None:
+    cell = Cell(program=program, faults=(_fault(program, "node", program.width, moment),))
+    outcome = run(cell)
+    assert_recovered(outcome)
+    assert_identical(outcome, reference_of(cell))
