@@ -2,7 +2,7 @@
 
 ``exit N``: end the job with N · ``crash N``: leave without a word · ``silent``: never listen · ``refuse TEXT``: say an
 error · ``warn TEXT``: say it, then end the job
-with 0 · ``serve``: until SIGTERM, which it answers as the real one does · ``until-alone``: until all agents have gone.
+with 0 · ``serve``: until SIGTERM or SIGINT, which it answers as the real one does · ``until-alone``: until all agents have gone.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def stop(number: int, _: object) -> None:
     os._exit(128 + number)
 
 
-signal.signal(signal.SIGTERM, stop)
+for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, stop)
 print(json.dumps({"port": listener.getsockname()[1]}), flush=True)
 if word == "serve":
     time.sleep(600)

@@ -20,7 +20,8 @@ def drained(seed: int, *at_s: float, **setup: Any) -> JobModel:
 
 
 def disturbed(seed: int, kind: str, *at_s: float, **setup: Any) -> JobModel:
-    job = JobModel(seed, faults=0, flaky=0.0, event_log=True, steps=60, compute_s=(0.1, 0.3), **setup)
+    calm = {"faults": 0, "flaky": 0.0, "integrity": 0, "event_log": True}
+    job = JobModel(seed, **calm, steps=60, compute_s=(0.1, 0.3), **setup)
     faults = [Fault(kind=kind, moment="time", nth=1, delay_s=delay_s) for delay_s in at_s]
     job.saboteur = Saboteur(job, faults)
     job.run()

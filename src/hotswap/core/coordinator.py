@@ -6,6 +6,7 @@ an argument (seconds of any monotonic clock). All transitions are in ``transitio
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -312,8 +313,12 @@ class Coordinator:
         job.peers[message.slot] = message.peers
         if job.role(node) is Role.ACTIVE:
             job.built_at = now
-        elif len(built) % self.limits.width == 0:
-            job.record("spare_ready", {"node": node, "positions": [*sorted({s // self.limits.width for s in built})]})
+            return
+        width = self.limits.width
+        counts = Counter(slot // width for slot in built)
+        if counts[message.slot // width] == width:
+            whole: list[Scalar] = [position for position in sorted(counts) if counts[position] == width]
+            job.record("spare_ready", {"node": node, "positions": whole})
             counsel.move(job, now)
 
     def _on_worker_lost(self, node: NodeId, message: m.WorkerLost, now: float) -> None:
