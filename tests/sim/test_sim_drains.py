@@ -57,7 +57,7 @@ def test_without_spares_a_node_stays_until_its_time_is_up() -> None:
 
 
 def test_a_job_that_gives_up_has_its_newest_state_on_storage() -> None:
-    waits = {"spare_wait_s": 0.3, "durable_steps": 50}
+    waits = {"spare_wait_s": 2.5, "durable_steps": 50}
     jobs = [disturbed(seed, "node", 8.0, nodes_active=3, spares=0, **waits) for seed in range(SEEDS)]
     given_up = [job for job in jobs if job.exit is not None and job.exit.exit_code == EXIT_REQUEUE]
     assert len(given_up) > SEEDS / 2

@@ -396,6 +396,7 @@ class Job:
         self.acked = dict.fromkeys(self.current.slots, step)
         self.started = True
         self.missed.clear()
+        self.failures.clear()  # what could not be read does not count as held, and was sent anew
         self.trained_with = self.current.places
         self.record("training_started", {"step": step})
         self.enter(Phase.REDOING, now)

@@ -27,7 +27,7 @@ def begin(job: Job, reason: str, now: float) -> bool:
     """Whether the wait goes on, for the newest state that is whole in the memories of nodes that are there."""
     if not job.limits.checkpoints or job.rescue is not None:
         return False
-    ledger = job.attempt.ledger(job.current, job.peers)
+    ledger = job.attempt.ledger(job.current, job.peers, job.suspicion)
     # What a process has in its hands cannot be written by its agent.
     ledger.live.clear()
     choice = resume.choose(job.current.slots, ledger)
