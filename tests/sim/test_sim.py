@@ -39,7 +39,8 @@ def test_the_checkers_notice_when_a_part_of_the_protocol_is_missing(part: str) -
     whole = {
         name: value
         for name, value in SPOILT[part].items()
-        if name in ("durable_steps", "faults", "replicas", "integrity", "coordinators", "nodes_active", "spares")
+        if name
+        in ("durable_steps", "faults", "replicas", "integrity", "coordinators", "nodes_active", "spares", "width")
     }
     bites = (seed for seed in range(SEEDS_TO_BITE) if simulate(seed, **SPOILT[part]).violation)
     failed = next(bites, None)
