@@ -71,6 +71,7 @@ def test_who_keeps_the_others_waiting_is_named_and_replaced(
     assert lost["slot"] == 1 and lost["detail"].startswith("hung: slot 1 has not entered operation")
 
 
+@pytest.mark.full_matrix
 def test_a_hang_that_comes_back_moves_to_another_node(run: Runner, reference_of: Reference) -> None:
     cell = hanging(FSDP2, "lock", times=2)
     outcome = run(cell)
@@ -88,6 +89,7 @@ def test_a_hang_that_comes_back_everywhere_ends_the_job(run: Runner) -> None:
     assert len(outcome.named("hang_found")) == 3
 
 
+@pytest.mark.full_matrix
 def test_all_workers_that_are_busy_elsewhere_are_reported_and_left_alone(run: Runner, reference_of: Reference) -> None:
     cell = hanging(FSDP2, "pause", slots=range(4), seconds=12, flags=("--hang-budget-s", "2.5"))
     outcome = run(cell)

@@ -185,6 +185,7 @@ def test_a_node_that_its_peers_do_not_reach_is_replaced_although_the_coordinator
     assert nodes.launchers["b"].wait(DEADLINE_S) == 75
 
 
+@pytest.mark.full_matrix
 def test_a_coordinator_that_is_cut_off_from_all_takes_back_who_has_trained_on(
     nodes: Nodes, reference_of: Reference
 ) -> None:

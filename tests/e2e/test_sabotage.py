@@ -103,6 +103,7 @@ def test_what_a_failed_attempt_left_is_in_the_way(run: Runner, reference_of: Ref
         assert_recovered(outcome)
 
 
+@pytest.mark.full_matrix
 def test_a_survivor_that_nobody_frees_has_to_be_ended(start: Start) -> None:
     # Among dead peers a closed connection wakes one after the other; nothing comes from a node that is only silent.
     cell = Cell(program=FSDP2, steps=60, run_arguments=("--detection-budget-s", "4"))

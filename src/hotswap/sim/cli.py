@@ -29,8 +29,15 @@ SPOILT: dict[str, dict[str, Any]] = {
     "no-checksums": {"checked": False, "durable_steps": 0, "integrity": 0, "faults": 12},
     # A node must miss a plan, be back before the next and be needed then.
     "keep-undone": {
-        **{"drop_undone": False, "durable_steps": 0, "integrity": 0, "faults": 14, "replicas": 1},
-        **{"coordinators": 1, "nodes_active": 3, "spares": 4, "width": 1},
+        "drop_undone": False,
+        "durable_steps": 0,
+        "integrity": 0,
+        "faults": 14,
+        "replicas": 1,
+        "coordinators": 1,
+        "nodes_active": 3,
+        "spares": 4,
+        "width": 1,
     },
     # A coordinator that goes on leading although its lease has run out.
     "no-lease": {"lease": False, "coordinators": 2},
