@@ -8,7 +8,7 @@ import getpass
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hotswap.core import messages as m
@@ -18,6 +18,7 @@ from hotswap.wire.handshake import open_link
 
 ANSWER_S = 5.0
 AGAIN_S = 0.2
+REDIRECTIONS_MAX = 3
 DRAINING = "draining"
 EPILOG = """\
 A scheduler's notice does the same, on the node itself: SIGUSR1 (or --drain-on of hotswap run) to its hotswap run.
@@ -53,18 +54,26 @@ def find(logs: Path) -> Target:
 
 
 async def ask(target: Target, node: str, reason: str) -> m.DrainState:
-    """Tell the coordinator. PeerUnreachable, or AuthError, if it does not answer."""
+    """Tell the coordinator that leads, whoever that is. PeerUnreachable, or AuthError, if it does not answer."""
+    for _ in range(REDIRECTIONS_MAX):
+        answer = await _exchange(target, m.Drain(node=node, reason=reason))
+        if isinstance(answer, m.DrainState):
+            return answer
+        if not (isinstance(answer, m.Follow) and answer.host):
+            raise ProtocolError(f"the coordinator answered with {type(answer).__name__}")
+        target = replace(target, host=answer.host, port=answer.port)
+    raise PeerUnreachable("the coordinators of this job do not agree on who leads; try again in a few seconds")
+
+
+async def _exchange(target: Target, command: m.Drain) -> object:
     link = await open_link(target.host, target.port, control_codec(), target.token, ANSWER_S)
     try:
-        link.send(m.Drain(node=node, reason=reason))
-        answer = await asyncio.wait_for(link.receive(), ANSWER_S)
+        link.send(command)
+        return await asyncio.wait_for(link.receive(), ANSWER_S)
     except asyncio.TimeoutError:
         raise PeerUnreachable(f"{target.host}:{target.port} did not answer within {ANSWER_S:g} s") from None
     finally:
         link.close()
-    if not isinstance(answer, m.DrainState):
-        raise ProtocolError(f"the coordinator answered with {type(answer).__name__}")
-    return answer
 
 
 def main(argv: Sequence[str]) -> int:
