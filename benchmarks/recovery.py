@@ -68,7 +68,7 @@ class Program:
             directory=directory,
             framework=self.framework,
             train=replace(self.train, steps=steps, eval_every=0),
-            nodes=FRAMEWORKS[self.framework].nodes,
+            nodes=min(FRAMEWORKS[self.framework].nodes, self.train.layout.slots),
             spares=spares,
             faults=tuple(faults),
             run_arguments=("--worker-loss", self.worker_loss),
