@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,29 @@ def test_close_frees_descriptors_and_mapping_even_with_a_slice_in_use() -> None:
     del part
     assert open_fds() == before
     assert "hotswap-leak-test" not in Path("/proc/self/maps").read_text()
+
+
+def test_much_memory_is_freed_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hotswap.replication.memory.ASIDE_NBYTES", 1 << 20)
+    before = open_fds()
+    file = MemoryFile.create("hotswap-aside-test", 1 << 20)
+    file.view()[:3] = b"abc"
+    may_close, close = threading.Event(), os.close
+
+    def slow_close(fd: int) -> None:
+        assert may_close.wait(10)
+        close(fd)
+
+    monkeypatch.setattr("hotswap.replication.memory.os.close", slow_close)
+    file.close()
+    assert file.closed
+    assert open_fds() > before
+    may_close.set()
+    for thread in threading.enumerate():
+        if thread.name == "hotswap-free":
+            thread.join(10)
+    assert open_fds() == before
+    assert "hotswap-aside-test" not in Path("/proc/self/maps").read_text()
 
 
 def test_a_long_or_strange_name_does_no_harm() -> None:

@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import mmap
 import os
+import threading
 from pathlib import Path
 
 from hotswap.errors import UsageError
@@ -21,6 +22,8 @@ F_SEAL_SHRINK = 2
 F_SEAL_GROW = 4
 CGROUPS = Path("/sys/fs/cgroup")
 SELF_CGROUP = Path("/proc/self/cgroup")
+ASIDE_NBYTES = 256 << 20
+"""From here on freeing takes long enough to be done aside."""
 _SIZE_SEALS = F_SEAL_SHRINK | F_SEAL_GROW
 
 
@@ -93,19 +96,28 @@ class MemoryFile:
         return self._view
 
     def close(self) -> None:
-        """Give up this process's hold. Slices of the view that are still in use keep the pages until they go."""
-        if self._fd < 0:
+        """Give up this process's hold. Slices of the view that are still in use keep the pages until they go.
+
+        Much memory takes the kernel a second or more to free: that is left to a thread.
+        """
+        fd, view, mapping = self._fd, self._view, self._map
+        if fd < 0:
             return
-        os.close(self._fd)
-        self._fd = -1
-        # A slice someone still holds refuses the release; the mapping then goes when that slice does.
-        with contextlib.suppress(BufferError):
-            if self._view is not None:
-                self._view.release()
-            if self._map is not None:
-                self._map.close()
-        self._view = None
-        self._map = None
+        self._fd, self._view, self._map = -1, None, None
+
+        def free() -> None:
+            os.close(fd)
+            # A slice someone still holds refuses the release; the mapping then goes when that slice does.
+            with contextlib.suppress(BufferError):
+                if view is not None:
+                    view.release()
+                if mapping is not None:
+                    mapping.close()
+
+        if self._nbytes < ASIDE_NBYTES:
+            free()
+        else:
+            threading.Thread(target=free, name="hotswap-free").start()
 
 
 def memory_available_bytes() -> int:
