@@ -355,18 +355,24 @@ def test_ready_means_restored_and_replicated(tmp_path: Path, monkeypatch: Patch)
     play(scenario())
 
 
+async def successor_of_a_lost_worker(it: Bench, directory: Path) -> Worker:
+    """A new worker in generation 2, built. What its slot had at step 3 is with the peer alone."""
+    it.peer = holder(directory)
+    worker = await it.training_worker(step=3)
+    it.agent.memory.vault.forget(0, HeldKind.OWN)
+    it.spawner.end(worker, -9)
+    await it.hear(m.WorkerLost)
+    it.fence(2, lost=(0,))
+    successor = await it.worker(1)
+    await it.hear(m.NodeFenced)
+    successor.say(w.Built(shape="s", peers=(), rehearsed=False))
+    return successor
+
+
 def test_a_worker_connects_while_its_state_is_on_its_way(tmp_path: Path, monkeypatch: Patch) -> None:
     async def scenario() -> None:
         async with bench(tmp_path, monkeypatch) as it:
-            it.peer = holder(tmp_path)
-            worker = await it.training_worker(step=3)
-            it.agent.memory.vault.forget(0, HeldKind.OWN)
-            it.spawner.end(worker, -9)
-            await it.hear(m.WorkerLost)
-            it.fence(2, lost=(0,))
-            successor = await it.worker(1)
-            await it.hear(m.NodeFenced)
-            successor.say(w.Built(shape="s", peers=(), rehearsed=False))
+            successor = await successor_of_a_lost_worker(it, tmp_path)
             may_answer = threading.Event()
             opened = it.peer.vault.open
 
@@ -447,15 +453,7 @@ def test_memory_of_a_spare_is_there_before_it_is_needed(tmp_path: Path, monkeypa
 def test_a_lost_slot_is_fetched_from_the_holder(tmp_path: Path, monkeypatch: Patch) -> None:
     async def scenario() -> None:
         async with bench(tmp_path, monkeypatch) as it:
-            it.peer = holder(tmp_path)
-            worker = await it.training_worker(step=3)
-            it.agent.memory.vault.forget(0, HeldKind.OWN)
-            it.spawner.end(worker, -9)
-            await it.hear(m.WorkerLost)
-            it.fence(2, lost=(0,))
-            successor = await it.worker(1)
-            await it.hear(m.NodeFenced)
-            successor.say(w.Built(shape="s", peers=(), rehearsed=False))
+            successor = await successor_of_a_lost_worker(it, tmp_path)
             source = Source(kind=SourceKind.REPLICA, unique_from="b#1", unique_nbytes=100)
             it.plan(2, 3, source, push=False)
             assert (await successor.hear(w.Granted)).buffers == 2

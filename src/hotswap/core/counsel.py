@@ -65,7 +65,7 @@ def move(job: Job, now: float) -> None:
     """Give places of broken nodes to spares, as soon as one is there that is ready; a loss takes any."""
     if job.phase not in RUNNING:
         return
-    broken = [node for node in job.current.places if node in job.roster and job.counsel.excludes(node)]
+    broken = [job.current.places[position] for position in job.broken()]
     ready = [node for node in job.roster.usable(job.membership) if job.roster[node].built]
     if broken and ready and job.phase is not Phase.WAITING:
         reason = job.counsel.excluded[host_of(broken[0])]

@@ -173,7 +173,7 @@ class Job:
         leaving = {position for position, node in enumerate(self.current.places) if node in self.roster.leaving}
         overdue = sorted(position for position in leaving if self.current.places[position] in self.roster.overdue(now))
         fills = self.roster.fill(
-            self.current, dead=dead, broken=self._broken(), hurt=sorted(leaving.union(hurt)), overdue=overdue
+            self.current, dead=dead, broken=self.broken(), hurt=sorted(leaving.union(hurt)), overdue=overdue
         )
         moving = {slot for position in fills for slot in self.current.slots_at(position)}
         unheld = self._new_processes({*lost, *self.finished}) | moving
@@ -183,7 +183,7 @@ class Job:
         if missing := [position for position in dead if position not in fills]:
             self._wait(len(missing), now)
 
-    def _broken(self) -> list[int]:
+    def broken(self) -> list[int]:
         """Positions whose node is there, but must not go on."""
         places = enumerate(self.current.places)
         return [position for position, node in places if node in self.roster and self.counsel.excludes(node)]
