@@ -6,9 +6,11 @@ Each program trains as it does under ``hotswap run``. Blocks of steps with and w
 gate, snapshot, replication) alternate in random order, so that whatever drifts hits both, and the ratio of the two blocks of each
 pair is what counts: its mean with a 95 % bootstrap interval, and its median with another, which a hiccup of the machine in one
 block leaves alone. Process groups are the same in both; that they cost what plain torch's
-cost is shown by collective_cost.py. Every block begins with an untimed step of its own kind, so that a timed step of a protected
-block always runs beside the copy and the sending of the snapshot before it. Only the stream that computes is waited for at
-the end of a block: waiting for the whole device would measure the copy.
+cost is shown by collective_cost.py. A protected block begins with so many untimed steps as snapshots are apart, so that it runs
+beside the copying and sending of snapshots from its first timed step on; one without begins when the last replica has arrived, with
+one untimed step. Only the stream that computes is waited for at the end of a block: waiting for the whole device would
+measure the copy. With --parts there are two more kinds of blocks, which say where the time goes: `gate`, attempts and
+commit gates but no snapshot, and `copy`, snapshots as well but nothing sent.
 
 Both "nodes" are on this machine, and replicas travel by TCP over its loopback. Where they are slower than steps, snapshots move
 apart until waiting is within --overhead-limit; how far is in the table. On CPUs the ratio says little: copy and training
@@ -18,6 +20,7 @@ share the cores.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -30,6 +33,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from hotswap.session.pace import PATIENCE, SAMPLES, SAMPLES_MIN
 
@@ -37,6 +41,7 @@ CONFIDENCE = 0.95
 RESAMPLES = 4000
 WORKER_S_MAX = 400
 SOCKETS = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo"}
+PARTS = ("gate", "copy")
 SIZES = ("layers", "width", "tokens", "rows", "microbatches")
 
 
@@ -52,6 +57,7 @@ def main() -> int:
     parser.add_argument("--overhead-limit", default="0.001")
     parser.add_argument("--sockets", action="store_true", help="NCCL over TCP: a layout that its network bounds")
     parser.add_argument("--snapshot-interval", default="1")
+    parser.add_argument("--parts", action="store_true", help="also blocks with less than the whole protection")
     parser.add_argument("--output", type=Path, default=Path("overhead.json"))
     for name in SIZES:
         parser.add_argument(f"--{name}", type=int, nargs="+", default=[0], help="several: one run for each")
@@ -86,7 +92,8 @@ def run(program: str, sizes: dict[str, int], args: argparse.Namespace) -> dict[s
     """One program under ``hotswap run``; slot 0 leaves the result."""
     with tempfile.TemporaryDirectory(prefix="hotswap-overhead-") as directory:
         out = Path(directory) / "result.json"
-        order = {"program": program, "sizes": sizes, "pairs": args.pairs, "steps": args.steps, "out": str(out)}
+        order = {"program": program, "sizes": sizes, "out": str(out)}
+        order |= {name: getattr(args, name) for name in ("pairs", "steps", "parts")}
         command = [
             *(sys.executable, "-m", "hotswap.cli", "run", "--standalone", "--nnodes", "2", "--nproc-per-node", "1"),
             *("--no-preload", "--redirects", "3", "--log-dir", directory, "--rdzv-id", "job"),
@@ -118,7 +125,14 @@ def row(result: dict[str, Any]) -> str:
         f"{result['snapshot_mb'] / result['step_ms']:7.2f}{result['steps_apart']:6d}{result['ratio']:8.4f}"
         f"  [{low:.4f}, {high:.4f}]{result['median']:8.4f}  [{lower:.4f}, {upper:.4f}]{result['stall_ms_per_step']:10.2f}{result['device_extra_mb']:8.1f}"
         f"{result['host_mb']:9.1f}"
+        + "".join(f"\n  only {kind}: {part_row(part)}" for kind, part in result["parts"].items())
     )
+
+
+def part_row(part: dict[str, Any]) -> str:
+    """Mean and median of a part's ratios, with their intervals."""
+    (low, high), (lower, upper) = part["interval"], part["median_interval"]
+    return f"{part['ratio']:.4f} [{low:.4f}, {high:.4f}], median {part['median']:.4f} [{lower:.4f}, {upper:.4f}]"
 
 
 def versions() -> dict[str, str]:
@@ -271,16 +285,32 @@ class Meter:
             calm = calm + 1 if pace.interval == interval else 0
         self.settle()
 
-    def block(self, step: Callable[[], None], steps: int) -> float:
-        """Seconds of *steps* steps, after an untimed one."""
-        step()
-        self.settle()
-        self.waited_s = 0.0
-        began = time.monotonic()
-        for _ in range(steps):
-            step()
-        self.settle()
-        return time.monotonic() - began
+    def block(self, kind: str, steps: int) -> float:
+        """Seconds of *steps* steps of a kind, after untimed ones."""
+        step = self.bare if kind == "bare" else self.protected
+        session = self.session
+        if kind in ("bare", "gate"):
+            session._snapshots.wait_acked(session.generation, session._snapshot_step)
+        with contextlib.ExitStack() as less:
+            if kind == "gate":
+                less.enter_context(mock.patch.object(session, "_snapshot_is_due", lambda: False))
+            elif kind == "copy":
+                less.enter_context(mock.patch.object(session._announcer, "add", self._keep))
+                less.enter_context(mock.patch.object(session._pace, "note_latency", lambda _: None))
+            for _ in range(session._pace.interval if kind in ("copy", "protected") else 1):
+                step()
+            self.settle()
+            self.waited_s = 0.0
+            began = time.monotonic()
+            for _ in range(steps):
+                step()
+            self.settle()
+            return time.monotonic() - began
+
+    def _keep(self, written: Any, *, durable: bool) -> None:
+        """A snapshot that nobody is sent; to this slot it is as if it were at its holder. Called under the mailbox's lock."""
+        del durable
+        self.session._mailbox.acked = written.step
 
     def peak(self, step: Callable[[], None]) -> int:
         """Bytes of device memory in use at most during a step."""
@@ -306,22 +336,22 @@ def work(order: dict[str, Any]) -> None:
     apart = session._pace.interval
     steps = -(-order["steps"] // apart) * apart
     draw = random.Random(0)
-    pairs, stalls, times = [], [], []
+    kinds = ["bare", "protected", *(PARTS if order["parts"] else ())]
+    ratios: dict[str, list[float]] = {kind: [] for kind in kinds[1:]}
+    stalls, times = [], []
     for _ in range(order["pairs"]):
-        kinds = [meter.protected, meter.bare]
-        draw.shuffle(kinds)
         found = {}
-        for kind in kinds:
-            found[kind.__name__] = meter.block(kind, steps)
-            if kind.__name__ == "protected":
+        for kind in draw.sample(kinds, len(kinds)):
+            found[kind] = meter.block(kind, steps)
+            if kind == "protected":
                 stalls.append(meter.waited_s)
-        pairs.append(found["protected"] / found["bare"])
         times.append(found["bare"] / steps)
+        for kind, values in ratios.items():
+            values.append(found[kind] / found["bare"])
     extra = meter.peak(meter.protected) - meter.peak(meter.bare)
     if session.slot == 0:
         layout = session._state().plan()
         chunks = training.model if isinstance(training.model, list) else [training.model]
-        low, high = bootstrap(pairs, statistics.fmean)
         result = {
             **{key: order[key] for key in ("program", "sizes")},
             "steps": steps,
@@ -331,15 +361,23 @@ def work(order: dict[str, Any]) -> None:
             "host_mb": 2 * (layout.nbytes + layout.unique_nbytes) / 1e6,
             "step_ms": statistics.median(times) * 1e3,
             "steps_apart": session._pace.interval,
-            "ratio": statistics.fmean(pairs),
-            "interval": [low, high],
-            "median": statistics.median(pairs),
-            "median_interval": bootstrap(pairs, statistics.median),
+            **summary(ratios["protected"]),
             "stall_ms_per_step": statistics.fmean(stalls) / steps * 1e3,
             "device_extra_mb": extra / 1e6,
-            "pairs": [round(pair, 5) for pair in pairs],
+            "parts": {kind: summary(ratios[kind]) for kind in kinds[2:]},
         }
         Path(order["out"]).write_text(json.dumps(result))
+
+
+def summary(ratios: Sequence[float]) -> dict[str, Any]:
+    """Mean, median and their intervals."""
+    return {
+        "ratio": statistics.fmean(ratios),
+        "interval": bootstrap(ratios, statistics.fmean),
+        "median": statistics.median(ratios),
+        "median_interval": bootstrap(ratios, statistics.median),
+        "pairs": [round(ratio, 5) for ratio in ratios],
+    }
 
 
 def bootstrap(values: Sequence[float], middle: Callable[[Sequence[float]], float]) -> tuple[float, float]:
