@@ -44,7 +44,7 @@ docs: $(READY)
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo,megatron,etcd,test,dev,bench]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo,megatron,etcd,fast,test,dev,bench]'
 	touch $(READY)
 
 $(READY_NEXT): pyproject.toml constraints.txt

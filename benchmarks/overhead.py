@@ -57,6 +57,7 @@ def main() -> int:
     parser.add_argument("--overhead-limit", default="0.001")
     parser.add_argument("--sockets", action="store_true", help="NCCL over TCP: a layout that its network bounds")
     parser.add_argument("--snapshot-interval", default="1")
+    parser.add_argument("--transfer-streams", default="0")
     parser.add_argument("--parts", action="store_true", help="also blocks with less than the whole protection")
     parser.add_argument("--output", type=Path, default=Path("overhead.json"))
     for name in SIZES:
@@ -98,6 +99,7 @@ def run(program: str, sizes: dict[str, int], args: argparse.Namespace) -> dict[s
             *(sys.executable, "-m", "hotswap.cli", "run", "--standalone", "--nnodes", "2", "--nproc-per-node", "1"),
             *("--no-preload", "--redirects", "3", "--log-dir", directory, "--rdzv-id", "job"),
             *("--overhead-limit", args.overhead_limit, "--snapshot-interval", args.snapshot_interval),
+            *("--transfer-streams", args.transfer_streams),
             *(__file__, "--worker", json.dumps(order)),
         ]
         environment = {**os.environ, **(SOCKETS if args.sockets else {})}

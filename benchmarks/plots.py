@@ -20,6 +20,7 @@ RECOVERIES = {
     "CPU, Megatron-Core, 8 workers": "recovery",
     "2 H200s, Megatron-Core": "recovery_h200_megatron",
     "2 H200s, Megatron-Core, interleaved": "recovery_h200_pp2",
+    "2 H200s, Megatron-Core, tensor parallel": "recovery_h200_tp2",
     "2 H200s, FSDP2": "recovery_h200_fsdp2",
 }
 SYSTEMS = ("hotswap", "torchft", "nvrx")

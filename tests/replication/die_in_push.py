@@ -9,7 +9,7 @@ import threading
 from replication_kit import TOKEN, complete, section
 
 from hotswap.core.types import Endpoint
-from hotswap.replication import transfer
+from hotswap.replication import sections
 from hotswap.replication.sections import CHUNK_NBYTES, SectionId
 from hotswap.replication.transfer import TransferClient
 from hotswap.replication.vault import Vault
@@ -17,7 +17,7 @@ from hotswap.replication.vault import Vault
 
 def main() -> None:
     port, nbytes, after_nbytes, how = (int(argument) for argument in sys.argv[1:])
-    transfer.STREAM_NBYTES_MIN = CHUNK_NBYTES
+    sections.PART_NBYTES_MIN = CHUNK_NBYTES
     vault = Vault()
     endpoint = Endpoint(host="127.0.0.1", port=port)
 

@@ -34,7 +34,7 @@ from replication_kit import (
 
 from hotswap.core.types import HeldKind
 from hotswap.errors import AuthError, HotswapError, IntegrityError, PeerUnreachable, ProtocolError
-from hotswap.replication import channel, transfer
+from hotswap.replication import channel, sections
 from hotswap.replication.channel import (
     HEADER_BYTES_MAX,
     Commit,
@@ -73,7 +73,7 @@ def holder() -> Iterator[Site]:
 
 @pytest.fixture(autouse=True)
 def many_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "STREAM_NBYTES_MIN", CHUNK_NBYTES)
+    monkeypatch.setattr(sections, "PART_NBYTES_MIN", CHUNK_NBYTES)
 
 
 def soon() -> Deadline:

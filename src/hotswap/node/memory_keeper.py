@@ -316,8 +316,7 @@ class MemoryKeeper:
         """One section from another node's memory, or from this one's."""
         if node == self._node:
             with self.vault.open(slot, step, kind) as lease:
-                lease.verify(f"on {node}")
-                into[:] = lease.view
+                lease.copy_to(into, f"on {node}", threads=self._config.transfer_streams)
                 return lease.checksums
         endpoint = self.endpoints.get(node)
         if endpoint is None:
@@ -339,9 +338,10 @@ class MemoryKeeper:
                 )
                 adoption = self.vault.begin_adoption(section)
                 try:
-                    adoption.unique[:] = unique.view
+                    where, threads = f"on {self._node}", self._config.transfer_streams
+                    unique.copy_to(adoption.unique, where, threads=threads)
                     with self.vault.open(slot, step, SectionKind.SHARED, HeldKind.OWN) as shared:
-                        adoption.shared[:] = shared.view
+                        shared.copy_to(adoption.shared, where, threads=threads)
                     return adoption.commit(unique.checksums)
                 finally:
                     adoption.abandon()

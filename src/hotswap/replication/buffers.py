@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from hotswap.core.types import Generation, Held, HeldKind, Slot, Step
 from hotswap.errors import LayoutMismatch, ProtocolError
-from hotswap.replication.memory import MemoryFile
+from hotswap.replication.memory import MemoryFile, require_available
 from hotswap.replication.sections import SectionId
 
 
@@ -53,13 +54,23 @@ class Budget:
         self.bytes_reserved = 0
         self.bytes_peak = 0
 
-    def create(self, name: str, nbytes: int) -> Buffer:
-        """A new buffer of at least *nbytes* bytes. UsageError if memory is short."""
-        memory = MemoryFile.create(name, max(1, nbytes))
+    def create(self, name: str, nbytes: int, count: int) -> list[Buffer]:
+        """New buffers of at least *nbytes* bytes each. UsageError if memory is short; then there are none.
+
+        All at the same time: the kernel fills each with zeros, by one processor at about 2 GB/s.
+        """
+        require_available(name, count * nbytes)
+        with ThreadPoolExecutor(max(1, count), thread_name_prefix="hotswap-memory") as pool:
+            making = [pool.submit(MemoryFile.create, name, max(1, nbytes)) for _ in range(count)]
+        made = [future.result() for future in making if future.exception() is None]
+        if len(made) < count:
+            for memory in made:
+                memory.close()
+        files = [future.result() for future in making]
         with self._lock:
-            self.bytes_reserved += memory.nbytes
+            self.bytes_reserved += sum(memory.nbytes for memory in files)
             self.bytes_peak = max(self.bytes_peak, self.bytes_reserved)
-        return Buffer(memory)
+        return [Buffer(memory) for memory in files]
 
     def close(self, buffer: Buffer) -> None:
         """Free a buffer."""

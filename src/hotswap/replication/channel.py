@@ -25,7 +25,6 @@ import socket
 import struct
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -33,6 +32,7 @@ from typing import Any, get_args
 
 from hotswap.core.types import Slot, Step
 from hotswap.errors import Fenced, HotswapError, IntegrityError, PeerFault, PeerUnreachable, ProtocolError, UsageError
+from hotswap.replication.crc import crc32
 from hotswap.replication.sections import CHUNK_NBYTES, NotHeld, SectionId, SectionKind
 from hotswap.wire.codec import Codec
 from hotswap.wire.frames import MAC_BYTES, FrameReader, FrameWriter
@@ -365,7 +365,7 @@ class Summer:
 
     def add(self, piece: memoryview) -> None:
         """The next bytes, at most PIECE_NBYTES of them."""
-        self._sum = zlib.crc32(piece, self._sum)
+        self._sum = crc32(piece, self._sum)
         self._nbytes += len(piece)
         if self._nbytes >= CHUNK_NBYTES:
             self._next_chunk()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
 
 from hotswap.errors import Fenced
 from hotswap.replication.buffers import Buffer, Located
-from hotswap.replication.sections import SectionId, SectionKind, checksums, require_equal
+from hotswap.replication.crc import crc32
+from hotswap.replication.sections import CHUNK_NBYTES, SectionId, SectionKind, checksums, require_equal, spans
 
 
 class Lease:
@@ -46,11 +48,26 @@ class Lease:
         if self.intact and self.kind is SectionKind.UNIQUE:
             self._buffer.checksums = tuple(found)
 
-    def verify(self, where: str) -> None:
-        """IntegrityError if the bytes no longer have the checksums they were stored with."""
+    def copy_to(self, into: memoryview, where: str, *, threads: int = 1) -> None:
+        """Copy the section to *into*, by up to *threads* threads that let others run, and compare checksums if they are known.
+
+        IntegrityError, after which *into* is void, if the bytes no longer have the checksums they were stored with.
+        """
+        with ThreadPoolExecutor(threads, thread_name_prefix="hotswap-copy") as pool:
+            copied = pool.map(lambda part: self._copy_part(into, *part), spans(self.nbytes, threads))
+            found = tuple(value for sums in copied for value in sums)
         if self.checksums is not None:
             what = f"{self.kind.value} section of {self.section}"
-            require_equal(checksums(self.view), self.checksums, what=what, where=where)
+            require_equal(found, self.checksums, what=what, where=where)
+
+    def _copy_part(self, into: memoryview, start: int, stop: int) -> list[int]:
+        sums = []
+        for begin in range(start, stop, CHUNK_NBYTES):
+            chunk = into[begin : min(begin + CHUNK_NBYTES, stop)]
+            self._buffer.memory.read_into(chunk, self.offset + begin)
+            if self.checksums is not None:
+                sums.append(crc32(chunk))
+        return sums
 
     def close(self) -> None:
         """Give the access back."""

@@ -44,9 +44,7 @@ class MemoryFile:
     def create(cls, name: str, nbytes: int) -> MemoryFile:
         """New zeroed memory of *nbytes* bytes; *name* shows in ``/proc/<pid>/fd``. UsageError if memory is short."""
         assert nbytes >= 1, f"a memory file of {nbytes} bytes"
-        available = memory_available_bytes()
-        if nbytes > available:
-            raise _short(name, nbytes, f"{available} bytes are available on this host or in its control group")
+        require_available(name, nbytes)
         label = name.encode()[:NAME_BYTES_MAX].decode(errors="ignore")
         fd = os.memfd_create(label, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
@@ -95,6 +93,14 @@ class MemoryFile:
             self._view = memoryview(self._map)
         return self._view
 
+    def read_into(self, view: memoryview, offset: int) -> None:
+        """Copy the bytes from *offset* on to *view*, while other threads run: an assignment between views would keep them waiting."""
+        done = 0
+        while done < len(view):
+            got = os.preadv(self.fd, [view[done:]], offset + done)
+            assert got, f"a memory file of {self._nbytes} bytes was read at {offset + done}"
+            done += got
+
     def close(self) -> None:
         """Give up this process's hold. Slices of the view that are still in use keep the pages until they go.
 
@@ -118,6 +124,13 @@ class MemoryFile:
             free()
         else:
             threading.Thread(target=free, name="hotswap-free").start()
+
+
+def require_available(name: str, nbytes: int) -> None:
+    """UsageError if so much memory cannot be had now."""
+    available = memory_available_bytes()
+    if nbytes > available:
+        raise _short(name, nbytes, f"{available} bytes are available on this host or in its control group")
 
 
 def memory_available_bytes() -> int:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import pairwise
 
 from hotswap.core.types import Generation, Slot, Step
 from hotswap.errors import IntegrityError, PeerFault
+from hotswap.replication.crc import crc32
 
 CHUNK_NBYTES = 4 * 1024 * 1024
 """One checksum covers this many bytes (the last one fewer). Part of the protocol: both ends cut at the same places."""
+
+
+PART_NBYTES_MIN = 16 * 1024 * 1024
+"""Another connection or thread is used only if each gets so many bytes: below, its round trips cost more than it gains."""
 
 
 class NotHeld(PeerFault):
@@ -58,7 +63,14 @@ class SectionId:
 
 def checksums(view: memoryview) -> tuple[int, ...]:
     """CRC-32 of each chunk of *view*."""
-    return tuple(zlib.crc32(view[start : start + CHUNK_NBYTES]) for start in range(0, len(view), CHUNK_NBYTES))
+    return tuple(crc32(view[start : start + CHUNK_NBYTES]) for start in range(0, len(view), CHUNK_NBYTES))
+
+
+def spans(nbytes: int, workers: int) -> list[tuple[int, int]]:
+    """Ranges for as many connections or threads as are worth it, cut between chunks."""
+    chunks = -(-nbytes // CHUNK_NBYTES)
+    count = max(1, min(workers, nbytes // PART_NBYTES_MIN))
+    return list(pairwise(min(nbytes, index * chunks // count * CHUNK_NBYTES) for index in range(count + 1)))
 
 
 def require_equal(found: Sequence[int], expected: Sequence[int], *, what: str, where: str) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from typing import TypeVar
 
 from hotswap.core.types import Endpoint, HeldKind, Slot, Step
@@ -32,15 +31,13 @@ from hotswap.replication.channel import (
     numeric_family,
 )
 from hotswap.replication.handles import Lease
-from hotswap.replication.sections import CHUNK_NBYTES, SectionId, SectionKind, require_equal
+from hotswap.replication.sections import SectionId, SectionKind, require_equal, spans
 from hotswap.replication.server import ServerLimits, TransferServer, TransferStats
 from hotswap.replication.vault import Vault
 from hotswap.wire.auth import CHALLENGE_BYTES, Initiator
 
 __all__ = ["Ack", "Busy", "ServerLimits", "TransferClient", "TransferServer", "TransferStats"]
 
-STREAM_NBYTES_MIN = 16 * 1024 * 1024
-"""A further connection is used only if each gets this many bytes: below, its round trips cost more than it gains."""
 BUSY_WAIT_S = 0.01
 BUSY_WAIT_S_MAX = 0.2
 LAST_WORDS_S = 0.5
@@ -112,7 +109,7 @@ class TransferClient:
         Until this returns, the contents of *into* are undefined.
         """
         deadline = Deadline(deadline_s, self._progress_s)
-        parts = _parts(len(into), self._streams)
+        parts = spans(len(into), self._streams)
 
         def fetch_one(connection: Connection, start: int, stop: int) -> tuple[SectionId, tuple[int, ...]]:
             request = Fetch(
@@ -168,7 +165,7 @@ class TransferClient:
             _expect(connection, Received, deadline)
             return sums
 
-        parts = self._on_streams(endpoint, first, _parts(lease.nbytes, self._streams), deadline, send_one)
+        parts = self._on_streams(endpoint, first, spans(lease.nbytes, self._streams), deadline, send_one)
         first.send(Commit(transfer=transfer), deadline)
         return _expect(first, Ack, deadline), tuple(value for sums in parts for value in sums)
 
@@ -328,14 +325,6 @@ class TransferClient:
             pool = self._idle.pop(endpoint, [])
         for connection in pool:
             connection.close()
-
-
-def _parts(nbytes: int, streams: int) -> list[tuple[int, int]]:
-    """Ranges for as many connections as are worth it, cut between chunks."""
-    chunks = -(-nbytes // CHUNK_NBYTES)
-    count = max(1, min(streams, nbytes // STREAM_NBYTES_MIN))
-    cuts = [min(nbytes, index * chunks // count * CHUNK_NBYTES) for index in range(count + 1)]
-    return list(pairwise(cuts))
 
 
 def _fetch_range(

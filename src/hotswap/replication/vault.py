@@ -73,7 +73,7 @@ class Vault:
             present = list(self._granted.get(slot, ()))
         kept = present if all(buffer.memory.nbytes >= nbytes for buffer in present) else []
         size = max((buffer.memory.nbytes for buffer in kept), default=nbytes)
-        added = self._allocate(f"hotswap snapshot {slot}", size, max(0, buffers - len(kept)))
+        added = self._budget.create(f"hotswap snapshot {slot}", size, max(0, buffers - len(kept)))
         with self._lock:
             self._granted[slot] = kept + added
             if not kept:
@@ -87,17 +87,6 @@ class Vault:
         """The memory files of *slot* in the order of their indices, none if nothing is reserved."""
         with self._lock:
             return [buffer.memory for buffer in self._granted.get(slot, ())]
-
-    def _allocate(self, name: str, nbytes: int, count: int) -> list[Buffer]:
-        made: list[Buffer] = []
-        try:
-            for _ in range(count):
-                made.append(self._budget.create(name, nbytes))
-        except UsageError:
-            for buffer in made:
-                self._budget.close(buffer)
-            raise
-        return made
 
     def next_buffer(self, slot: Slot) -> int:
         """Index of the buffer that the worker of *slot* may overwrite next; the rule is in the module's docstring."""
@@ -230,7 +219,7 @@ class Vault:
             require_progress(buffers, section)
             entry = self._free_replica_buffer(buffers, section)
         if entry is None:
-            entry = self._allocate(f"hotswap replica {section.owner}", section.unique_nbytes, 1)[0]
+            entry = self._budget.create(f"hotswap replica {section.owner}", section.unique_nbytes, 1)[0]
             entry.writing = True
             with self._lock:
                 self._replicas.setdefault(section.owner, []).append(entry)

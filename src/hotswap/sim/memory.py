@@ -52,6 +52,10 @@ class MemoryModel(MemoryFile):
         """All the bytes."""
         return memoryview(self.content)
 
+    def read_into(self, view: memoryview, offset: int) -> None:
+        """Copy the bytes from *offset* on to *view*."""
+        view[:] = self.view()[offset : offset + len(view)]
+
     def close(self) -> None:
         """Let go of it; a worker that has mapped it keeps it."""
         self._is_closed = True
@@ -101,9 +105,9 @@ class BudgetModel(Budget):
         super().__init__()
         self._make = make
 
-    def create(self, name: str, nbytes: int) -> Buffer:
-        """A new buffer."""
-        return Buffer(self._make(max(1, nbytes)))
+    def create(self, name: str, nbytes: int, count: int) -> list[Buffer]:
+        """New buffers."""
+        return [Buffer(self._make(max(1, nbytes))) for _ in range(count)]
 
 
 class OneVersionVault(Vault):
