@@ -55,7 +55,7 @@ FRAMEWORKS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Outside:
-    """A fault from outside the job once *step* is committed; *kind* is one of ``strikes.STRIKES``, or XID."""
+    """A fault from outside the job once *step* is committed; *kind* is one of ``drills.DRILLS``, or XID."""
 
     kind: str
     step: int

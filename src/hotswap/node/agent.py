@@ -28,6 +28,7 @@ from hotswap.node.parts import REAL, Parts
 from hotswap.node.process import DRAIN_SIGNAL, die_with_parent, run_and_leave, set_up_logging
 from hotswap.node.relay import RendezvousRelay
 from hotswap.node.salvage import salvage
+from hotswap.node.strikes import Strikes
 from hotswap.node.worker_process import WorkerProcess
 from hotswap.wire import worker_messages as w
 
@@ -71,6 +72,7 @@ class Agent:
         self._hung = HungWorkers(self.pool, self.control.send, config.timing.heartbeat_s)
         self._exit: asyncio.Future[int] | None = None
         self.departure = Departure(config, self.control.send, self._leave)
+        self._strikes = Strikes(config, self.pool, self.workers, self.control.send, self.control.flush)
 
     async def run(self) -> int:
         """Serve until the coordinator says stop or a signal does."""
@@ -183,6 +185,8 @@ class Agent:
             self._on_end_hung(message)
         elif isinstance(message, m.CheckNode):
             self._check.ask(message.reason)
+        elif isinstance(message, m.Strike):
+            self._spawn_task(self._strikes.obey(message))
         elif isinstance(message, m.KvValue):
             self.rendezvous.publish(message.generation, message.key, message.value)
         elif isinstance(message, m.CommitCheckpoint):
