@@ -45,7 +45,7 @@ class Job:
         self.phase = Phase.FORMING
         self.membership: Membership | None = None
         self.newest_generation = past.generation
-        self.counsel = Counsel(dict(past.excluded))
+        self.counsel = Counsel(dict(past.excluded), dict(past.avoided))
         self.roster = Roster(limits.width, self.counsel)
         self.detector = SilenceDetector(limits.detection_budget_s)
         self.watch = HangWatch(limits)
