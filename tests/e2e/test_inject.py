@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from control_plane import paced
 from e2e_harness import FSDP2, Cell, Job, Outcome, assert_clean, assert_identical
+from hosts import Hosts, assert_same
+from network import can_be_made, network
 
 pytestmark = pytest.mark.e2e
 Start = Callable[[Cell], AbstractContextManager[Job]]
@@ -66,3 +71,28 @@ def test_a_job_that_does_not_allow_it_is_not_struck(start: Start) -> None:
     assert_clean(outcome)
     assert outcome.exit_code == 0
     assert outcome.named("drill") == outcome.named("node_lost") == []
+
+
+@pytest.mark.full_matrix
+@pytest.mark.skipif(not can_be_made(), reason="network namespaces need root")
+def test_an_order_reaches_nodes_on_other_hosts(reference_of: Reference, tmp_path: Path) -> None:
+    """The coordinator is on z; orders come from c, which has nothing of the job but its own logs and the token."""
+    cell = replace(paced(160), spares=1)
+    with network(("z", "b", "c")) as net, contextlib.closing(Hosts(net, tmp_path, cell)) as job:
+        for rank, host in enumerate(("z", "b", "c")):
+            where = ("--rdzv-endpoint", f"{net.addresses['z']}:29400", "--node-rank", str(rank))
+            job.launch(host, *where, "--detection-budget-s", "8", "--allow-inject")
+        placed = job.wait_for("job_started")["nodes"]
+        job.wait_for("spare_ready")
+        job.wait_for("step_committed")
+        trains = [node for node in placed[:2] if not node.startswith("z#")]
+        elsewhere = next(node for node in trains if not node.startswith("c#"))
+        worker = job.run("c", "inject", str(job.logs("c")), "segv-worker", "--slot", str(placed.index(elsewhere)))
+        assert worker.returncode == 0 and f"on {elsewhere}" in worker.stdout, worker
+        assert job.wait_for("worker_lost")["node"] == elsewhere
+        job.wait_for("recovery_done")
+        silent = job.run("c", "inject", str(job.logs("c")), "stop-node", "--node", elsewhere, "--json")
+        assert json.loads(silent.stdout)["outcome"] == "struck", silent
+        assert job.wait_for("node_lost")["node"] == elsewhere
+        job.wait_for("recovery_done")
+        assert_same(job.finish("z"), reference_of(Cell(program=cell.program, steps=cell.steps, deadline_s=150.0)))
