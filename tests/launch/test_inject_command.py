@@ -103,14 +103,14 @@ def test_the_coordinator_is_gone_when_the_command_returns(tmp_path: Path, capsys
     with job(tmp_path) as process:
         assert main(["inject", str(tmp_path), "coordinator"]) == 0
         assert process.wait(10) == -9
-    assert capsys.readouterr().out == f"the coordinator is killed: the coordinator, processes {process.pid}\n"
+    assert capsys.readouterr().out == f"the coordinator is killed: the coordinator, process {process.pid}\n"
 
 
 def test_what_is_not_known_is_said_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with job(tmp_path), Agent(tmp_path, pids=(41,), refusal="process 41 hangs"):
         assert main(["inject", str(tmp_path), "drain", "--node", "a"]) == 1
     said = capsys.readouterr().out
-    assert said == "a#1, processes 41: a#1: process 41 hangs; look at the event log before you try again\n"
+    assert said == "a#1, process 41: a#1: process 41 hangs; look at the event log before you try again\n"
 
 
 @pytest.mark.parametrize(

@@ -17,17 +17,20 @@ from hotswap.errors import EXIT_OK, EXIT_USER_ERROR, UsageError
 from hotswap.launch.command import ANSWER_S, ask, find
 
 WAIT_S = 30.0
-SAFETY = (
-    "The job has to be started with --allow-inject. The order goes to its coordinator, with the job's token, and from there to the "
-    "node concerned, wherever that is; nothing but this job's own processes can be struck."
-)
+DESCRIPTION = """\
+Strike a running job, for drills.
+
+The job has to be started with --allow-inject. The order goes to its coordinator, with the job's token, and from
+there to the node concerned, on whichever host that is. Only this job's own processes can be struck, and the event
+log says that they were.
+"""
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(
         prog="hotswap inject",
-        description=f"Strike a running job, for drills. {SAFETY}",
+        description=DESCRIPTION,
         epilog="faults:\n" + "\n".join(f"  {name:14}{drill.what}" for name, drill in DRILLS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -77,7 +80,8 @@ def _require_victim(args: argparse.Namespace) -> None:
 def _told(fault: str, answer: InjectState) -> str:
     slot = f"slot {answer.slot} on " if answer.slot >= 0 else ""
     whom = f"{slot}{answer.node or 'the coordinator'}"
-    pids = f", processes {', '.join(map(str, answer.pids))}" if answer.pids else ""
+    noun = "process" if len(answer.pids) == 1 else "processes"
+    pids = f", {noun} {', '.join(map(str, answer.pids))}" if answer.pids else ""
     if answer.outcome is Outcome.UNSURE:
         return f"{whom}{pids}: {answer.detail}; look at the event log before you try again"
     return f"{DRILLS[fault].what}: {whom}{pids}"
