@@ -13,7 +13,14 @@ from hotswap import cli, errors
 
 @pytest.mark.parametrize(
     "module",
-    ["hotswap.cli", "hotswap.node.agent", "hotswap.node.coordinator", "hotswap.node.forkserver", "hotswap.launch.job"],
+    [
+        "hotswap.cli",
+        "hotswap.node.agent",
+        "hotswap.node.coordinator",
+        "hotswap.node.forkserver",
+        "hotswap.launch.job",
+        "hotswap.launch.inject",
+    ],
 )
 def test_torch_is_imported_only_by_those_who_need_it(module: str) -> None:
     program = f"import sys, {module}; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"

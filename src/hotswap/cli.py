@@ -31,7 +31,7 @@ commands:
   doctor    can hotswap work here, and which deadlines would a job have (hotswap doctor --help)
   plan      what a job's protection takes in memory and network, and which losses it survives (hotswap plan --help)
   chaos     small real trainings lose something, each in another way: a table of how they came out (hotswap chaos --help)
-  inject    strike a running job, for drills (hotswap inject LOGDIR FAULT)
+  inject    strike a running job that allows it, for drills (hotswap inject LOGDIR FAULT)
   probe     is this node healthy: quick checks of GPUs, memory, disk, clock (hotswap probe --help)
   simulate  jobs with faults in virtual time, checked against every promise (hotswap simulate --help)
 
@@ -54,19 +54,17 @@ def _demo(argv: list[str]) -> int:
 
 
 def _chaos(argv: list[str]) -> int:
-    return _drills()(argv)
+    try:
+        from hotswap.chaos.cli import main
+    except ModuleNotFoundError as error:
+        raise UsageError(f"this needs {error.name}: pip install 'hotswap[demo,megatron]'") from None
+    return main(argv)
 
 
 def _inject(argv: list[str]) -> int:
-    return _drills(inject=True)(argv)
+    from hotswap.launch.inject import main
 
-
-def _drills(*, inject: bool = False) -> Callable[[list[str]], int]:
-    try:
-        from hotswap.chaos import cli
-    except ModuleNotFoundError as error:
-        raise UsageError(f"this needs {error.name}: pip install 'hotswap[demo,megatron]'") from None
-    return cli.inject if inject else cli.main
+    return main(argv)
 
 
 def _classify(argv: list[str]) -> int:

@@ -191,6 +191,7 @@ class CoordinatorConfig:
     ``nodes_active`` nodes train; up to ``nodes_max - nodes_active`` more are spares. ``respawns_max`` bounds worker
     respawns without a newly committed step in between. ``node_history``: file of what nodes have done in this and earlier jobs.
     ``spare_wait_s`` is how long a job without a spare waits for a node. ``spare_first``, ``replicas``, ``evict_slow``: see ``core.Limits``.
+    ``allow_inject``: drills that somebody with the token orders are passed on.
     ``store``: there are several coordinators, and here they agree on which one leads. ``advertise_host``: where agents reach this one.
     """
 
@@ -212,6 +213,7 @@ class CoordinatorConfig:
     events_path: str
     checkpoint_dir: str | None = None
     node_history: str | None = None
+    allow_inject: bool = False
     store: StoreConfig | None = None
     advertise_host: str = "127.0.0.1"
 
@@ -227,7 +229,7 @@ class AgentConfig:
     ``integrity_every_steps``: steps between comparisons of the state that slots share; 0: none.
     ``gpus``: those of the whole machine, if it is made into several nodes; empty: a worker sees what its node sees.
     ``coordinators``: further ones, of which one may lead when the first does not: host and port.
-    ``kernel_log``: where the kernel's messages can be read.
+    ``kernel_log``: where the kernel's messages can be read. ``allow_inject``: it strikes its own processes in a drill.
     """
 
     job_id: str
@@ -247,6 +249,7 @@ class AgentConfig:
     env: dict[str, str] = field(default_factory=dict)
     gpus: tuple[str, ...] = ()
     kernel_log: str = "/dev/kmsg"
+    allow_inject: bool = False
     log_dir: str
     fork_server: str | None = None
     fork_server_token: str = field(default="", repr=False)

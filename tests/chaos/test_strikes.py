@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from hotswap.demo.strikes import STRIKES, strike
+from hotswap.core.drills import DRILLS
+from hotswap.demo.strikes import strike
 from hotswap.errors import UsageError
 
 
@@ -81,7 +82,7 @@ def test_who_dies(job: FakeJob, kind: str, victim: dict[str, Any], dead: set[str
     for name in dead:
         node, _, slot = name.partition("/")
         process = job.workers[node, int(slot)] if slot else {"coordinator": job.coordinator, **job.agents}[node]
-        assert process.wait(10) == -STRIKES[kind].number
+        assert process.wait(10) == -DRILLS[kind].number
     assert alive(job) == EVERYBODY - dead
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from hotswap.chaos import matrix, suite
-from hotswap.chaos.cli import inject
 from hotswap.chaos.matrix import Matrix, judge, judge_verdicts
 from hotswap.demo.records import History
 from hotswap.demo.runner import JobSpec
@@ -184,16 +183,3 @@ def test_every_job_gets_its_faults(tmp_path: Path) -> None:
         assert spec.faults or spec.outside
         assert replace(spec, faults=(), outside=()).command() == spec.command(), "faults are no options of a job"
         assert ("--checkpoint-dir" in spec.command()) == cell.ordeal.checkpoints
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["worker"], "worker needs --slot"),
-        (["stop-node"], "stop-node needs --node"),
-        (["coordinator"], "no pids.json"),
-    ],
-)
-def test_an_injection_without_a_victim_is_refused(tmp_path: Path, arguments: list[str], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        inject([str(tmp_path), *arguments])

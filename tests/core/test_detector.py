@@ -55,3 +55,10 @@ def test_at_its_deadline_somebody_is_silent(budget_s: float, signs: list[tuple[s
     assert due is not None
     assert detector.silent(due)
     assert not detector.silent(due - budget_s * 0.01)
+
+
+def test_how_long_a_node_has_been_silent() -> None:
+    detector = SilenceDetector(2.0)
+    detector.heard("a", 1.0)
+    assert detector.silence("a", 1.5) == 0.5
+    assert detector.silence("b", 1.5) == float("inf")

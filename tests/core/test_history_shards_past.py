@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from coordinator_kit import register
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hotswap.core.coordinator import Coordinator, Limits
-from hotswap.core.counsel import HOSTS_MAX
-from hotswap.core.events import Advice, Judged
+from hotswap.core.counsel import HOSTS_MAX, REASON_MAX
+from hotswap.core.events import Advice, Judged, Record
 from hotswap.core.history import History
 from hotswap.core.past import Past, recall
 from hotswap.core.shards import INCOMPLETE_MAX, Shards
@@ -103,7 +104,35 @@ def test_a_log_tells_numbers_plans_and_whether_the_job_trained() -> None:
             {"event": "recovery_started", "generation": 4},
             {"event": "advised", "generation": 4, "advice": "exclude", "host": "n1", "reason": "its GPU is gone"},
             {"event": "advised", "generation": 4, "advice": "avoid", "host": "n2", "reason": "suspected"},
+            {"event": "advised", "generation": 4, "advice": "avoid", "host": "n1", "reason": "suspected"},
+            {"event": "advised", "generation": 4, "advice": "avoid", "host": "n2", "reason": "suspected again"},
+            {"event": "advised", "generation": 4, "advice": "exclude", "host": "n1", "reason": "it is broken"},
+            {"event": "advised", "generation": 4, "advice": "check", "host": "n3", "reason": "maybe"},
         ]
     )
-    assert past == Past(generation=4, started=True, plans=((1, 0), (3, 7)), excluded=(("n1", "its GPU is gone"),))
+    assert past == Past(
+        generation=4,
+        started=True,
+        plans=((1, 0), (3, 7)),
+        excluded=(("n1", "its GPU is gone"),),
+        avoided=(("n2", "suspected"), ("n1", "suspected")),
+    )
     assert not recall([{"event": "recovery_started", "generation": 2}]).started
+
+
+@pytest.mark.parametrize("advice", [Advice.EXCLUDE, Advice.AVOID])
+def test_a_successor_knows_the_hosts_that_its_predecessor_knew(advice: Advice) -> None:
+    machine = Coordinator(Limits(nodes_active=1, nodes_max=1, width=1), 0.0)
+    machine.handle(register("a#1"), 0.0)
+    log = []
+    for number in range(HOSTS_MAX + 5):
+        for reason in ("first " + 1000 * "x", "second"):
+            for effect in machine.handle(Judged(advice=advice, host=f"n{number}", reason=reason), 1.0):
+                assert isinstance(effect, Record)
+                log.append({"event": effect.event, **effect.fields})
+    successor = Coordinator(machine.limits, 2.0, recall(log))
+    before, after = machine.job.counsel, successor.job.counsel
+    assert (after.excluded, after.avoided) == (before.excluded, before.avoided)
+    known = [*after.excluded.values(), *after.avoided.values()]
+    assert len(known) == HOSTS_MAX
+    assert {reason[:6] for reason in known} == {"first "} and max(map(len, known)) == REASON_MAX

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,12 @@ for step in range(1, 4):
     events.write(json.dumps({"time": time.time(), "event": "step_committed", "generation": 1, "step": step}) + "\\n")
 if sys.argv[2] == "hang":
     time.sleep(60)
-if sys.argv[2] != "quick":
+if sys.argv[2] == "checkpoint":
+    time.sleep(0.5)
+    assert children["node2"].poll() is None, "struck too early"
+    events.write(json.dumps({"time": time.time(), "event": "checkpoint_written", "generation": 1, "step": 2}) + "\\n")
+    assert children["node2"].wait(10) == -signal.SIGKILL
+elif sys.argv[2] != "quick":
     assert children[sys.argv[2]].wait(10) == -signal.SIGKILL
 leave(0)
 """
@@ -93,6 +98,16 @@ def test_outside_kills_strike_and_are_noted(tmp_path: Path, kind: str, mode: str
     [death] = [event for event in seen if event and event["event"] == "death"]
     assert (death["kind"], death["node"], death["slot"]) == (kind, node, None)
     assert death["step"] >= 2
+
+
+def test_a_kill_may_wait_for_an_event(tmp_path: Path) -> None:
+    kill = Outside(kind="node", step=2, node="node2", after=("checkpoint_written",))
+    assert run_job(FakeJob(directory=tmp_path / "run", mode="checkpoint", outside=(kill,))) == 0
+    assert len(Tail(tmp_path / "run" / "faults.jsonl").lines()) == 1
+    # A step that is not committed is waited for as well.
+    later = replace(kill, step=9)
+    run_job(FakeJob(directory=tmp_path / "later", outside=(later,)))
+    assert Tail(tmp_path / "later" / "faults.jsonl").lines() == []
 
 
 def test_a_job_that_does_not_end_is_ended(tmp_path: Path) -> None:

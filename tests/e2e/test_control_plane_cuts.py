@@ -8,17 +8,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from control_plane import LEASE_S, TWO, Server, coordinator, paced, store, token_file
-from e2e_harness import POLL_S, Cell, Event, Outcome, planned
+from control_plane import LEASE_S, TWO, Server, coordinator, paced, store
+from e2e_harness import Cell, Event, Outcome
 from etcd_cluster import Cluster, require_etcd
+from hosts import FIRST, Hosts, assert_same
 from network import Network, can_be_made, network
-
-from hotswap.demo.records import merge, read_final, read_records, resume_points
 
 pytestmark = [
     pytest.mark.e2e,
@@ -30,85 +29,29 @@ pytestmark = [
 Reference = Callable[[Cell], Outcome]
 CELL = paced(160)
 NODES, KEEPERS = ("a", "b", "c"), ("k0", "k1", "k2")
-DEADLINE_S = 150.0
 
 
-class Site:
-    """A launcher on each of ``NODES``. Every host has its own logs; events are those of all coordinators, by time."""
+class Site(Hosts):
+    """A launcher on each of ``NODES``, and whatever else the job needs on other hosts."""
 
     def __init__(self, net: Network, directory: Path) -> None:
-        self.net = net
-        self.directory = directory
-        self.launchers: dict[str, subprocess.Popen[bytes]] = {}
+        super().__init__(net, directory, CELL)
         self.servers: list[Server] = []
 
-    def launch(self, flags: Sequence[str]) -> None:
+    def launch_all(self, *flags: str) -> None:
         for host in NODES:
-            command = [
-                *(sys.executable, "-m", "hotswap.cli", "run", "--nnodes", "2:3", "--nproc-per-node", "1"),
-                *("--rdzv-id", "job", "--node-name", host, "--log-dir", str(self.directory / host)),
-                *("--token-file", token_file(self.directory), "--redirects", "3", "--overhead-limit", "0"),
-                *("--spare-positions", "2", "--lease-s", str(LEASE_S), "--detection-budget-s", "8", *flags),
-                *(*CELL.script, *CELL.train.to_arguments(), "--out", str(self.directory)),
-            ]
-            with (self.directory / f"{host}.log").open("wb") as log:
-                self.launchers[host] = subprocess.Popen(
-                    self.net.command(host, command),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env={**os.environ, "OMP_NUM_THREADS": "1"},
-                    start_new_session=True,
-                )
+            self.launch(host, "--lease-s", str(LEASE_S), "--detection-budget-s", "8", *flags)
 
-    @property
-    def events(self) -> list[Event]:
-        found: list[Event] = []
-        for path in self.directory.glob("*/job/events.jsonl"):
-            text = path.read_text()
-            lines = text[: text.rfind("\n") + 1].splitlines()
-            found += [{**json.loads(line), "host": path.parts[-3]} for line in lines]
-        return sorted(found, key=lambda event: float(event["time"]))
-
-    def wait_for(self, name: str, after: float = 0.0, **fields: object) -> Event:
-        """The first event of this kind after a time."""
-        end = time.monotonic() + DEADLINE_S
-        while True:
-            for event in self.events:
-                if event["event"] == name and event["time"] > after and fields.items() <= event.items():
-                    return event
-            assert time.monotonic() < end, f"no {name} {fields}\n{self.story()}"
-            time.sleep(10 * POLL_S)
-
-    def finish(self, host: str, reference: Outcome) -> list[Event]:
-        """The job ends on its own, with what it would have computed anyway."""
-        assert self.launchers[host].wait(DEADLINE_S) == 0, self.story()
-        events = self.events
-        history = merge(read_records(self.directory), resume_points(events), planned(CELL.train))
-        assert history.faults == (), history.faults
-        assert history.losses == reference.history.losses
-        assert read_final(self.directory) == reference.final
-        announced = [e for e in events if e["event"] == "recovery_started"]
-        memberships = {(e["generation"], tuple(e["places"])) for e in announced}
+    def end(self, host: str, reference: Outcome) -> list[Event]:
+        """The job ends on its own, with what it would have computed anyway, and no two memberships had one number."""
+        outcome = self.finish(host)
+        assert_same(outcome, reference)
+        memberships = {(e["generation"], tuple(e["places"])) for e in outcome.named("recovery_started")}
         assert len(memberships) == len({generation for generation, _ in memberships}), memberships
-        return events
-
-    def story(self) -> str:
-        lines = [json.dumps(event)[:250] for event in self.events if event["event"] != "step_committed"]
-        for path in [*self.directory.glob("*.log"), *self.directory.glob("*/job/*/agent.log")]:
-            lines += [f"--- {path}", *path.read_text(errors="replace").splitlines()[-8:]]
-        return "\n".join(lines)
+        return list(outcome.events)
 
     def close(self) -> None:
-        for launcher in self.launchers.values():
-            if launcher.poll() is None:
-                launcher.terminate()
-        for launcher in self.launchers.values():
-            try:
-                launcher.wait(20)
-            except subprocess.TimeoutExpired:
-                launcher.kill()
-                launcher.wait()
+        super().close()
         for server in self.servers:
             server.close()
 
@@ -147,9 +90,9 @@ def test_a_leader_on_the_minority_side_commits_nothing(site: Site, reference: Ou
             site.servers.append(made)
             if host == "k0":
                 site.wait_for("coordinator_started")
-        site.launch(["--coordinator", ",".join(f"{net.addresses[host]}:29400" for host in ("k0", "k1"))])
+        site.launch_all("--coordinator", ",".join(f"{net.addresses[host]}:29400" for host in ("k0", "k1")))
         site.wait_for("spare_ready")
-        site.wait_for("recovery_done")
+        site.wait_for("recovery_done", FIRST)
         minority, majority = ("k0", "a"), ("b", "c", "k1", "k2")
         cut_at = time.time()
         for host in minority:
@@ -161,7 +104,7 @@ def test_a_leader_on_the_minority_side_commits_nothing(site: Site, reference: Ou
         done = site.wait_for("recovery_done", cut_at)
         assert done["host"] == "k1"
         net.heal()
-        events = site.finish("b", reference)
+        events = site.end("b", reference)
         late = [e for e in events if e["host"] == "k0" and e["time"] > stepped_down["time"]]
         assert not late, late
         alone = [e for e in events if e["host"] == "k0" and e["time"] > cut_at and e["event"] == "recovery_planned"]
@@ -175,9 +118,9 @@ def test_the_node_of_rank_0_is_lost_with_the_leader_on_it(site: Site, reference:
     kept = store(site.directory, 29399, net.command("k0", []), net.addresses["k0"])
     site.servers.append(kept)
     endpoints = ",".join(f"{net.addresses[host]}:29400" for host in ("a", "b"))
-    site.launch(["--rdzv-endpoint", endpoints, "--store", f"tcp://{net.addresses['k0']}:29399"])
+    site.launch_all("--rdzv-endpoint", endpoints, "--store", f"tcp://{net.addresses['k0']}:29399")
     site.wait_for("spare_ready")
-    first = site.wait_for("job_started")
+    first = site.wait_for("job_started", FIRST)
     site.wait_for("recovery_done")
     lost = [event["host"] for event in site.events if event["event"] == "coordinator_started"][-1]
     lost_at = time.time()
@@ -192,4 +135,4 @@ def test_the_node_of_rank_0_is_lost_with_the_leader_on_it(site: Site, reference:
     promoted = site.wait_for("spare_promoted", lost_at)
     assert promoted["replaces"].startswith(f"{lost}#") and promoted["node"].startswith("c#")
     site.wait_for("recovery_done", lost_at)
-    site.finish("c", reference)
+    site.end("c", reference)

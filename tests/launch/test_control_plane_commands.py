@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from hotswap import cli
+from hotswap.config import CoordinatorConfig
 from hotswap.launch.arguments import parse
 
 TOKEN = "0123456789abcdef0123456789abcdef"
@@ -77,3 +78,17 @@ def test_a_store_that_refuses_the_token_ends_the_coordinator_and_no_secret_is_sh
         assert store.wait(20) == 0
     assert said.returncode != 0 and b"does not know this job's token" in said.stderr
     assert TOKEN.encode() not in said.stdout + said.stderr
+
+
+@pytest.mark.parametrize("flags", [[], ["--allow-inject"]])
+def test_drills_are_allowed_only_by_name(flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parse(["--standalone", *flags, "train.py"]).allow_inject is bool(flags)
+    started: list[CoordinatorConfig] = []
+
+    async def run(config: CoordinatorConfig) -> int:
+        started.append(config)
+        return 0
+
+    monkeypatch.setattr("hotswap.launch.control_plane.run_coordinator", run)
+    assert cli.main([*COORDINATOR, "--log-dir", str(tmp_path), *flags]) == 0
+    assert [config.allow_inject for config in started] == [bool(flags)]

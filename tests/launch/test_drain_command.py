@@ -19,6 +19,7 @@ import pytest
 from hotswap.cli import main
 from hotswap.config import CoordinatorConfig
 from hotswap.core import messages as m
+from hotswap.core.commands import Drain
 from hotswap.wire.channels import control_codec
 from hotswap.wire.handshake import accept_link
 
@@ -86,7 +87,7 @@ class Standby(threading.Thread):
 
     async def answer(self, sock: socket.socket) -> None:
         link = await accept_link(sock, control_codec(), TOKEN, 10.0)
-        assert isinstance(await link.receive(), m.Drain)
+        assert isinstance(await link.receive(), Drain)
         self.asked += 1
         link.send(m.Follow(term=1, host="127.0.0.1", port=self.leader))
         await link.flush(10.0)

@@ -282,3 +282,31 @@ def test_a_broken_rule_costs_a_line_in_the_log_only(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(inquiry, "diagnose", fail)
     assert run(scenario) == run(raised) == []
+
+
+def test_a_drill_is_held_against_nobody(tmp_path: Path) -> None:
+    async def struck(made: Inquiry, node: str) -> None:
+        made.saw("drill", {"generation": 1, "fault": "worker", "slot": 0, "node": node, "reason": "by ann"})
+        for generation in (2, 3):
+            lose(made, 0, -9, generation=generation)
+            made.hear("a#1", WorkerEvidence(slot=0, clues=()))
+            made.saw("recovery_done", {"generation": generation})
+            await asyncio.gather(*made._tasks)
+
+    def history(node: str) -> tuple[Diagnosed, float]:
+        path, written = tmp_path / f"nodes{node}", Diagnosed()
+
+        async def whole() -> None:
+            made = Inquiry(lambda _, fields: written.append(dict(fields)), path)
+            await struck(made, node)
+            await made.close()
+
+        asyncio.run(whole())
+        return written, sum(burden.faults for burden in load(path).burdens.values())
+
+    said, faults = history("a#1")
+    assert [one["drill"] for one in said] == [True, False], "one drill excuses one fault"
+    assert round(faults) == 1
+    said, faults = history("")
+    assert [one["drill"] for one in said] == [False, False], "the coordinator was struck, nobody's node"
+    assert round(faults) == 2

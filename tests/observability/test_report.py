@@ -179,3 +179,16 @@ def test_who_was_slow_and_who_differed() -> None:
     assert report.as_json()["recoveries"][0]["differing"]
     undecided = {**differs, "odd": [], "undecided": [0, 1], "detail": ""}
     assert report_of([undecided]).recoveries[0].differing == ["slot 0, 1 at step 7; all agreed at step 5"]
+
+
+def test_drills_are_told_apart_from_what_just_happened() -> None:
+    ordered = {"event": "drill", "generation": 1, "reason": "hotswap inject by ann"}
+    events = [
+        {**ordered, "fault": "worker", "slot": 3, "node": "b#1"},
+        {**ordered, "fault": "coordinator", "slot": -1, "node": ""},
+        {**DIAGNOSED, "drill": True},
+    ]
+    text = as_text(report_of(events))
+    assert "drill  worker: slot 3 on b#1 (generation 1), hotswap inject by ann" in text
+    assert "drill  coordinator: the coordinator (generation 1), hotswap inject by ann" in text
+    assert "(a drill): " in text

@@ -1,1 +1,1 @@
-"""Fault drills: a matrix of real jobs that lose something, and single faults on a running job."""
+"""Fault drills: a matrix of real jobs that lose something."""

@@ -1,4 +1,4 @@
-"""``hotswap chaos`` and ``hotswap inject``."""
+"""``hotswap chaos``."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from rich.table import Table
 
 from hotswap.chaos import matrix, suite
 from hotswap.chaos.servers import ForkServers
-from hotswap.demo import strikes
 from hotswap.demo.report import versions
-from hotswap.errors import EXIT_OK, EXIT_USER_ERROR, UsageError
+from hotswap.errors import EXIT_OK, EXIT_USER_ERROR
 
 WIDTH = 150
 
@@ -40,30 +39,6 @@ def main(argv: Sequence[str]) -> int:
     run.add_argument("--keep", type=Path, metavar="DIR", help="leave logs and evidence of all jobs here")
     args = parser.parse_args(argv)
     return _list() if args.command == "list" else _run(args)
-
-
-def inject(argv: Sequence[str]) -> int:
-    """Entry point of ``hotswap inject``."""
-    parser = argparse.ArgumentParser(
-        prog="hotswap inject",
-        description="Strike a running job, for drills: only processes on this machine, and only those of the same user.",
-        epilog="\n".join(f"{name:14}{kind.what}" for name, kind in strikes.STRIKES.items()),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("logs", type=Path, help="the job's log directory, as hotswap run names it")
-    parser.add_argument("fault", choices=list(strikes.STRIKES))
-    parser.add_argument("--slot", type=int, help="victim, for workers")
-    parser.add_argument("--node", help="victim, for nodes and agents")
-    args = parser.parse_args(argv)
-    victim = strikes.STRIKES[args.fault].victim
-    if victim == "worker" and args.slot is None:
-        raise UsageError(f"{args.fault} needs --slot")
-    if victim in ("node", "agent") and args.node is None:
-        raise UsageError(f"{args.fault} needs --node")
-    pids = strikes.strike(args.logs, args.fault, slot=-1 if args.slot is None else args.slot, node=args.node or "")
-    print(f"{strikes.STRIKES[args.fault].what}: {', '.join(map(str, pids))}")
-    return EXIT_OK
 
 
 def _list() -> int:

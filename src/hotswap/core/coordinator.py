@@ -10,11 +10,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from hotswap.core import counsel, drain, repair, salvage, slowness, standstill
+from hotswap.core import counsel, drain, losses, repair, salvage, slowness, standstill
 from hotswap.core import messages as m
 from hotswap.core.events import Effect, Event, FromNode, Judged, NodeGone, Record, Scalar, StopAsked
 from hotswap.core.job import Job
-from hotswap.core.ladder import RESPAWN
 from hotswap.core.limits import Limits
 from hotswap.core.past import Past
 from hotswap.core.recovery import PHASE_NAMES
@@ -43,8 +42,8 @@ class Coordinator:
             Kind.REGISTERED: self._on_register,
             Kind.HEARTBEAT: self._on_heartbeat,
             Kind.BUILT: self._on_built,
-            Kind.LOST: self._on_worker_lost,
-            Kind.TROUBLE: self._on_trouble,
+            Kind.LOST: lambda node, message, now: losses.on_lost(self.job, node, message, now),
+            Kind.TROUBLE: lambda node, message, now: losses.on_trouble(self.job, node, message, now),
             Kind.FENCED: self._on_fenced,
             Kind.CONNECTED: self._on_connected,
             Kind.READY: self._on_ready,
@@ -53,7 +52,7 @@ class Coordinator:
             Kind.SHARD_DURABLE: self._on_shard,
             Kind.CHECKPOINT_COMMITTED: self._on_checkpoint_committed,
             Kind.PACED: self._on_paced,
-            Kind.RAISED: self._on_raised,
+            Kind.RAISED: lambda node, message, _: losses.on_raised(self.job, node, message),
             Kind.DRAINING: lambda node, message, now: drain.ask(self.job, node, message, now),
             Kind.HALTED: lambda _, message, now: drain.on_halted(self.job, message, now),
             Kind.COMPARED: lambda _, message, now: repair.heed(self.job, message, now),
@@ -321,54 +320,6 @@ class Coordinator:
             job.record("spare_ready", {"node": node, "positions": whole})
             counsel.move(job, now)
 
-    def _on_worker_lost(self, node: NodeId, message: m.WorkerLost, now: float) -> None:
-        job, slot = self.job, message.slot
-        job.roster[node].built.pop(slot, None)
-        if slot not in job.current.slots_of(node) or slot in job.finished:
-            return
-        job.record("worker_lost", {"slot": slot, "node": node, "status": message.status, "detail": message.detail})
-        if self.phase is Phase.RECOLLECTING:
-            job.roster[node].lost.add(slot)
-        elif not job.started and message.status > 0:
-            job.stop(EXIT_USER_ERROR, f"the worker of slot {slot} failed before the first step: {message.detail}")
-        elif not job.protected:
-            job.stop(
-                128 - message.status, f"the worker of slot {slot} was lost before hotswap.init(): {message.detail}"
-            )
-        elif message.status > 0 and job.respawns.get(slot) and slot in job.counsel.hopeless:
-            job.stop(EXIT_USER_ERROR, f"slot {slot} fails again: {message.detail} ({job.counsel.hopeless[slot]})")
-        elif self._may_respawn(slot):
-            job.recover(f"worker of slot {slot} lost ({message.detail})", now, {slot})
-        elif message.status < 0 and job.roster.usable(job.membership):
-            job.respawns.clear()
-            reason = f"worker of slot {slot} lost {self.limits.respawns_max + 1} times without progress"
-            job.evict(node, reason)
-            job.recover(f"{node} given up: {reason}", now)
-        else:
-            code = EXIT_USER_ERROR if message.status > 0 else 128 - message.status
-            job.stop(code, f"the worker of slot {slot} failed again and again without progress: {message.detail}")
-
-    def _may_respawn(self, slot: int) -> bool:
-        self.job.respawns[slot] = self.job.respawns.get(slot, 0) + 1
-        return RESPAWN.has_room(self.limits, self.job.respawns[slot])
-
-    def _on_trouble(self, node: NodeId, message: m.WorkerTrouble, now: float) -> None:
-        """A loss usually explains it within a moment; if none does, the groups are formed anew."""
-        if self.job.trouble is None and self.phase not in (Phase.FENCING, Phase.WAITING):
-            self.job.record("worker_trouble", {"slot": message.slot, "node": node, "detail": message.detail})
-            cause = f"a collective failed on slot {message.slot}: {message.detail}"
-            self.job.trouble = (now + self.limits.trouble_grace_s, cause)
-
-    def _on_raised(self, node: NodeId, message: m.WorkerRaised, now: float) -> None:
-        """What fails on all slots in the same way fails for ever: no machine is to blame, and nothing is tried again."""
-        job = self.job
-        job.record("script_raised", {"slot": message.slot, "node": node, "error": message.error})
-        job.raised[message.slot] = message.error
-        slots = job.current.slots
-        kinds = {error.partition(":")[0] for error in job.raised.values()}
-        if len(slots) > 1 and len(job.raised) == len(slots) and len(kinds) == 1:
-            job.stop(EXIT_USER_ERROR, f"the script failed in the same way on all {len(slots)} slots: {message.error}")
-
     def _on_finished(self, node: NodeId, message: m.WorkerFinished, now: float) -> None:
         job = self.job
         if self.phase is Phase.RECOLLECTING:
@@ -377,7 +328,7 @@ class Coordinator:
         if self.phase in TRAINS or not job.started:
             job.finished.add(message.slot)
             self._end_if_finished()
-        elif self._may_respawn(message.slot):
+        elif losses.may_respawn(self.job, message.slot):
             job.recover(f"worker of slot {message.slot} ended while its peers go back", now, {message.slot})
         else:
             job.stop(EXIT_USER_ERROR, f"the worker of slot {message.slot} ends again and again without training")

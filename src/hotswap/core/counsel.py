@@ -20,14 +20,17 @@ if TYPE_CHECKING:
 HOSTS_MAX = 256
 """So many hosts are held to be broken or suspect. More at once have a common cause, which replacing nodes does not cure."""
 
+REASON_MAX = 300
+"""Characters. All of it goes into one value of the store that several coordinators share."""
+
 
 class Counsel:
     """What has been advised so far. ``excluded`` hosts get no place any more, ``avoided`` ones go last; with the reasons."""
 
-    def __init__(self, excluded: dict[str, str]) -> None:
-        """*excluded*: by an earlier coordinator of this job."""
+    def __init__(self, excluded: dict[str, str], avoided: dict[str, str]) -> None:
+        """What earlier coordinators of this job were advised."""
         self.excluded = excluded
-        self.avoided: dict[str, str] = {}
+        self.avoided = avoided
         self.hopeless: dict[Slot, str] = {}
 
     def excludes(self, node: NodeId) -> bool:
@@ -44,10 +47,10 @@ def heed(job: Job, advice: Judged, now: float) -> None:
     counsel = job.counsel
     job.record("advised", {"advice": advice.advice.value, "host": advice.host, "reason": advice.reason})
     if advice.advice is Advice.EXCLUDE:
-        _add(counsel.excluded, advice)
+        note(counsel.excluded, advice.host, advice.reason)
         move(job, now)
     elif advice.advice is Advice.AVOID:
-        _add(counsel.avoided, advice)
+        note(counsel.avoided, advice.host, advice.reason)
     elif advice.advice is Advice.CHECK:
         for node in job.roster:
             if host_of(node) == advice.host:
@@ -56,9 +59,10 @@ def heed(job: Job, advice: Judged, now: float) -> None:
         counsel.hopeless[advice.slot] = advice.reason
 
 
-def _add(hosts: dict[str, str], advice: Judged) -> None:
+def note(hosts: dict[str, str], host: str, reason: str) -> None:
+    """Add one to *hosts*, if there is room; the first reason stays."""
     if len(hosts) < HOSTS_MAX:
-        hosts.setdefault(advice.host, advice.reason)
+        hosts.setdefault(host, reason[:REASON_MAX])
 
 
 def move(job: Job, now: float) -> None:

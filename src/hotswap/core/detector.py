@@ -26,6 +26,10 @@ class SilenceDetector:
         """Nobody could be heard for so long: that silence is nobody's."""
         self._heard = {node: min(now, when + seconds) for node, when in self._heard.items()}
 
+    def silence(self, node: NodeId, now: float) -> float:
+        """For how long nothing has been heard of *node*; for ever if it is not watched."""
+        return now - self._heard.get(node, float("-inf"))
+
     def silent(self, now: float) -> list[NodeId]:
         """Watched nodes whose budget is used up, longest silence first."""
         late = [(when, node) for node, when in self._heard.items() if now >= when + self.budget_s]

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from itertools import chain
 
-from hotswap.core import counsel, ladder, placement, resume, salvage
+from hotswap.core import counsel, ladder, placement, plans, resume, salvage
 from hotswap.core import messages as m
 from hotswap.core.counsel import Counsel
 from hotswap.core.detector import SilenceDetector
@@ -24,7 +24,7 @@ from hotswap.core.roster import Roster
 from hotswap.core.shards import Shards
 from hotswap.core.tempo import SlowWatch
 from hotswap.core.transitions import RUNNING, TRAINS, Phase
-from hotswap.core.types import HeldKind, Membership, NodeId, Role, Slot, Source, SourceKind, Step, Suspicion, host_of
+from hotswap.core.types import Membership, NodeId, Role, Slot, SourceKind, Step, Suspicion, host_of
 from hotswap.errors import EXIT_OK, EXIT_REQUEUE
 
 FAILURES_MAX = 2
@@ -45,7 +45,7 @@ class Job:
         self.phase = Phase.FORMING
         self.membership: Membership | None = None
         self.newest_generation = past.generation
-        self.counsel = Counsel(dict(past.excluded))
+        self.counsel = Counsel(dict(past.excluded), dict(past.avoided))
         self.roster = Roster(limits.width, self.counsel)
         self.detector = SilenceDetector(limits.detection_budget_s)
         self.watch = HangWatch(limits)
@@ -332,8 +332,8 @@ class Job:
         step = recovery.checkpoint_step()
         if step is not None:
             self.record("restored_from_checkpoint", {"step": step, "first_start": not self.started})
-            return _everywhere(self.current.slots, step, SourceKind.CHECKPOINT)
-        return None if self.started else _everywhere(self.current.slots, 0, SourceKind.FRESH)
+            return plans.everywhere(self.current.slots, step, SourceKind.CHECKPOINT)
+        return None if self.started else plans.everywhere(self.current.slots, 0, SourceKind.FRESH)
 
     def _announce(self, recovery: Recovery, ledger: resume.Ledger, choice: resume.Resume) -> None:
         suspicion, self.suspicion = ledger.suspicion, None
@@ -343,18 +343,8 @@ class Job:
         recovery.redone = resume.redone_steps(ledger.live, choice.step)
         recovery.moved_nbytes = 2 * ledger.largest_nbytes()
         holders = placement.holders(self.current, self.roster.domains, self.spares(), self.limits.replicas)
-        lacking = {
-            slot: tuple(node for node in nodes if not _is_held(slot, node, choice, ledger))
-            for slot, nodes in holders.items()
-        }
-        plan = self.plan = m.Plan(
-            generation=self.current.generation,
-            resume_step=choice.step,
-            sources=choice.sources,
-            holders=holders,
-            push={slot: nodes for slot, nodes in lacking.items() if nodes},
-            keep=tuple(sorted(recovery.keep(self.current))),
-        )
+        keep = recovery.keep(self.current)
+        plan = self.plan = plans.plan_of(self.current.generation, choice, ledger, holders, keep)
         self._go_back_to(choice.step)
         sources: dict[str, Scalar] = {str(slot): source.kind.value for slot, source in choice.sources.items()}
         self.record(
@@ -421,18 +411,7 @@ class Job:
         self.record("step_committed", {"step": step})
         if self.phase is Phase.REDOING:
             self.enter(Phase.TRAINING, now)
-            self._record_recovery(self.attempt, now)
-
-    def _record_recovery(self, recovery: Recovery, now: float) -> None:
-        self.record(
-            "recovery_done",
-            {
-                "cause": recovery.cause,
-                "resume_step": recovery.resume_step,
-                "redone_steps": recovery.redone,
-                "phases_ms": {**recovery.phases_ms, "total": recovery.total_ms(now)},
-            },
-        )
+            self.record("recovery_done", self.attempt.summary(now))
 
     # --- ends ------------------------------------------------------------------------------------------------------
 
@@ -496,8 +475,7 @@ class Job:
         """When a recovery's phase has taken too long; training may take as long as it wants."""
         limits = self.limits
         if self.phase is Phase.WAITING:
-            assert self.waiting is not None, "waiting without a beginning"
-            return self.waiting[0] + limits.spare_wait_s if self.rescue is None else self.rescue.until
+            return salvage.wait_ends(self)
         if self.phase is Phase.FENCING:
             return self.attempt.phase_at + limits.phase_s
         if self.phase is Phase.REBUILDING and self.roster.unbuilt(self.current):
@@ -519,15 +497,3 @@ class Job:
     def running(self) -> bool:
         """Whether there is a membership that this coordinator answers for."""
         return self.phase in RUNNING
-
-
-def _is_held(slot: Slot, holder: NodeId, choice: resume.Resume, ledger: resume.Ledger) -> bool:
-    """Whether the holder has the very state that the plan restores. A state not taken from memory is nowhere yet."""
-    from_memory = choice.sources[slot].kind not in (SourceKind.FRESH, SourceKind.CHECKPOINT)
-    item = ledger.replicas.get(slot, {}).get(choice.step, {}).get(holder)
-    # What it made itself when it had the slot is freed as soon as training goes on.
-    return from_memory and item is not None and item.kind is HeldKind.REPLICA
-
-
-def _everywhere(slots: Sequence[Slot], step: Step, kind: SourceKind) -> resume.Resume:
-    return resume.Resume(step=step, sources={slot: Source(kind=kind) for slot in slots})

@@ -284,7 +284,16 @@ class NodeChecked:
     clues: tuple[Clue, ...]
 
 
-AsideMessage = Union[KvSet, KvGet, WorkerEvidence, WorkerStacks, NodeChecked]
+@dataclass(frozen=True, kw_only=True)
+class Struck:
+    """Answer to Strike: these processes were struck, or why none was. What ends or stops the agent itself is said just before."""
+
+    number: int
+    pids: tuple[int, ...] = ()
+    refusal: str = ""
+
+
+AsideMessage = Union[KvSet, KvGet, WorkerEvidence, WorkerStacks, NodeChecked, Struck]
 """From agents as well, but the coordinator's state machine never sees them: the rendezvous and the record."""
 
 
@@ -366,6 +375,19 @@ class DrainNode:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Strike:
+    """A drill (``core/drills.py``): strike processes of this node, and answer with Struck and the same number.
+
+    ``slot``: of the worker that is meant, -1 if none is. ``reason``: who ordered it.
+    """
+
+    number: int
+    fault: str
+    slot: Slot = -1
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class CommitCheckpoint:
     """Every slot's shard of this durable checkpoint is on storage: write the manifest that makes it count.
 
@@ -423,26 +445,5 @@ class Follow:
 
 
 ToAgent = Union[
-    Lead, Follow, Fence, Plan, Go, EndHung, CheckNode, Halt, DrainNode, Salvage, CommitCheckpoint, KvValue, Stop
+    Lead, Follow, Fence, Plan, Go, EndHung, CheckNode, Halt, DrainNode, Strike, Salvage, CommitCheckpoint, KvValue, Stop
 ]
-
-# --- commands -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Drain:
-    """First message of a connection that is no agent's: let *node*, a name or an identity, leave. Answered by DrainState."""
-
-    node: str
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class DrainState:
-    """``state``: "draining", or "absent" if there is no such node (any more). ``nodes``: those that are connected."""
-
-    state: str
-    nodes: tuple[NodeId, ...]
-
-
-Command = Union[Drain, DrainState]

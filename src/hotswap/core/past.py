@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from hotswap.core import counsel
 from hotswap.core.events import Advice
 from hotswap.core.history import History
 from hotswap.core.types import Generation, Step
@@ -20,7 +21,7 @@ class Past:
     """``generation``: the newest that was announced. ``plans``: generation and resume step of the plans that still matter.
 
     ``started``: training was told to go at least once. ``exit_code``: the job was ended with it, for ``reason``. ``excluded``:
-    hosts that are to get no place any more, and why.
+    hosts that are to get no place any more, and why; ``avoided``: those that are to come last.
     """
 
     generation: Generation = 0
@@ -29,6 +30,7 @@ class Past:
     exit_code: int | None = None
     reason: str = ""
     excluded: tuple[tuple[str, str], ...] = ()
+    avoided: tuple[tuple[str, str], ...] = ()
 
     def after(self, event: str, fields: Mapping[str, object]) -> Past:
         """What is known once *event* has been recorded with its *fields*."""
@@ -43,9 +45,16 @@ class Past:
         if event == "job_stopped" and isinstance(code, int):
             past = replace(past, exit_code=code, reason=str(fields.get("reason", "")))
         if event == "advised" and fields.get("advice") == Advice.EXCLUDE.value:
-            excluded = {**dict(past.excluded), str(fields.get("host")): str(fields.get("reason"))}
-            past = replace(past, excluded=tuple(excluded.items()))
+            past = replace(past, excluded=_noted(past.excluded, fields))
+        if event == "advised" and fields.get("advice") == Advice.AVOID.value:
+            past = replace(past, avoided=_noted(past.avoided, fields))
         return past
+
+
+def _noted(hosts: tuple[tuple[str, str], ...], fields: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
+    known = dict(hosts)
+    counsel.note(known, str(fields.get("host")), str(fields.get("reason")))
+    return tuple(known.items())
 
 
 def recall(records: Iterable[Mapping[str, object]]) -> Past:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from hotswap.core import messages as m
 from hotswap.core import resume
+from hotswap.core.events import Fields
 from hotswap.core.keep import groups_to_keep
 from hotswap.core.transitions import Phase
 from hotswap.core.types import Membership, NodeId, Slot, Step, Suspicion
@@ -62,9 +63,14 @@ class Recovery:
         self.phases_ms[PHASE_NAMES[phase]] = round(self.phases_ms[PHASE_NAMES[phase]] + elapsed_ms, 3)
         return elapsed_ms
 
-    def total_ms(self, now: float) -> float:
-        """From the first sign of the loss, in milliseconds."""
-        return round(1000 * (now - self.started_at), 3)
+    def summary(self, now: float) -> Fields:
+        """For the event log, at its end; ``total`` counts from the first sign of the loss. Times in milliseconds."""
+        return {
+            "cause": self.cause,
+            "resume_step": self.resume_step,
+            "redone_steps": self.redone,
+            "phases_ms": {**self.phases_ms, "total": round(1000 * (now - self.started_at), 3)},
+        }
 
     def unreachable(self) -> dict[NodeId, tuple[NodeId, ...]]:
         """Whom each node could not reach."""

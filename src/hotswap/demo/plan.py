@@ -55,12 +55,16 @@ FRAMEWORKS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Outside:
-    """A fault from outside the job once *step* is committed; *kind* is one of ``strikes.STRIKES``, or XID."""
+    """A fault from outside the job once *step* is committed; *kind* is one of ``drills.DRILLS``, or XID.
+
+    *after*: what must have been noticed as well, by its ``event``: of the job's log, or "death" for a fault from inside.
+    """
 
     kind: str
     step: int
     node: str = ""
     slot: int = -1
+    after: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

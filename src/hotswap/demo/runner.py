@@ -155,6 +155,8 @@ class _Watch:
     def __init__(self, spec: JobSpec) -> None:
         self._spec = spec
         self._due = list(spec.outside)
+        self._committed = -1
+        self._seen: set[str] = set()
         self._events = Tail(spec.logs / "events.jsonl")
         self._deaths = Tail(spec.fault_log)
         self._records = [
@@ -166,16 +168,19 @@ class _Watch:
         events = self._events.lines()
         for event in sorted([*deaths, *events], key=lambda item: float(item["time"])):
             notice(event)
+            self._seen.add(event["event"])
             if event["event"] == "step_committed":
-                self._strike(int(event["step"]))
+                self._committed = int(event["step"])
+            self._strike()
         for tail in self._records:
             for record in tail.lines():
                 if record["loss"] is not None:
                     notice({"event": "record", **record})
         notice({})
 
-    def _strike(self, committed: int) -> None:
-        for kill in [kill for kill in self._due if kill.step <= committed]:
+    def _strike(self) -> None:
+        committed = self._committed
+        for kill in [kill for kill in self._due if kill.step <= committed and self._seen.issuperset(kill.after)]:
             self._due.remove(kill)
             line = {
                 "time": time.time(),

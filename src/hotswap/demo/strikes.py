@@ -1,4 +1,7 @@
-"""Faults from outside, on a job that runs on this machine: its log directory says which processes it has."""
+"""Faults from outside, on a job of this process: its log directory says which processes it has.
+
+For jobs that are run to be struck; others are asked (``hotswap inject``), and have to allow it.
+"""
 
 from __future__ import annotations
 
@@ -7,34 +10,10 @@ import json
 import os
 import signal
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
+from hotswap.core.drills import DRILLS, Victim
 from hotswap.errors import UsageError
-from hotswap.node.process import DRAIN_SIGNAL
-
-
-@dataclass(frozen=True, kw_only=True)
-class Strike:
-    """*victim*: "worker" (a slot's), "node" (all its processes), "agent" or "coordinator"."""
-
-    victim: str
-    number: signal.Signals
-    what: str
-
-
-STRIKES = {
-    "worker": Strike(victim="worker", number=signal.SIGKILL, what="the process of a slot is killed"),
-    "segv-worker": Strike(victim="worker", number=signal.SIGSEGV, what="the process of a slot crashes"),
-    "abort-worker": Strike(victim="worker", number=signal.SIGABRT, what="the process of a slot aborts"),
-    "stop-worker": Strike(victim="worker", number=signal.SIGSTOP, what="the process of a slot is stopped for ever"),
-    "node": Strike(victim="node", number=signal.SIGKILL, what="all processes of a node are killed"),
-    "spare": Strike(victim="node", number=signal.SIGKILL, what="the same, of a node that does not train"),
-    "stop-node": Strike(victim="node", number=signal.SIGSTOP, what="all processes of a node fall silent"),
-    "agent": Strike(victim="agent", number=signal.SIGKILL, what="a node's agent is killed, and its workers with it"),
-    "drain": Strike(victim="agent", number=DRAIN_SIGNAL, what="a node is told to leave, as by a scheduler"),
-    "coordinator": Strike(victim="coordinator", number=signal.SIGKILL, what="the coordinator is killed"),
-}
 
 
 def strike(logs: Path, kind: str, *, slot: int = -1, node: str = "") -> list[int]:
@@ -42,21 +21,21 @@ def strike(logs: Path, kind: str, *, slot: int = -1, node: str = "") -> list[int
 
     *logs* is the job's directory, in which its launcher keeps ``pids.json``; a worker is named by its *slot*, all else by *node*.
     """
-    chosen = STRIKES[kind]
+    chosen = DRILLS[kind]
     try:
         pids = json.loads((logs / "pids.json").read_text())
     except (OSError, ValueError):
         raise UsageError(
             f"{logs} is not the log directory of a job that runs on this machine: it has no pids.json"
         ) from None
-    if chosen.victim == "coordinator":
+    if chosen.victim is Victim.COORDINATOR:
         return _signal([pids["coordinator"]], chosen.number)
-    if chosen.victim == "worker":
+    if chosen.victim is Victim.WORKER:
         return _signal(_workers(logs, pids["agents"].values(), slot), chosen.number)
     if node not in pids["agents"]:
         raise UsageError(f"no node {node!r} here; there are {', '.join(sorted(pids['agents']))}")
     agent = pids["agents"][node]
-    if chosen.victim == "agent":
+    if chosen.victim is Victim.AGENT:
         return _signal([agent], chosen.number)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(agent, chosen.number)

@@ -159,6 +159,7 @@ def parser() -> argparse.ArgumentParser:
     )
     group.add_argument("--bind-host", default="", help="numeric address to listen at; loopback unless told otherwise")
     group.add_argument("--node-name", default="", help="this node's name; the host's name by default")
+    shared.add_inject_flag(group)
     shared.add_token_flag(group)
     group.add_argument(
         "--coordinator",
@@ -221,6 +222,7 @@ def parse(argv: list[str]) -> Options:
         node_history=str(Path(args.node_history).resolve()) if args.node_history else "",
         kernel_log=str(Path(args.kernel_log).resolve()) if args.kernel_log else "",
         probe=args.probe,
+        allow_inject=args.allow_inject,
         transfer_streams=args.transfer_streams,
         bind_host=args.bind_host or args.local_addr or "",
         token=token,

@@ -59,6 +59,7 @@ def coordinator_parser() -> argparse.ArgumentParser:
         help="as for hotswap run, which prefers 'spare' on GPUs",
     )
     made.add_argument("--node-history", default="", metavar="FILE", help="as for hotswap run")
+    shared.add_inject_flag(made)
     return made
 
 
@@ -86,6 +87,7 @@ def coordinator(argv: list[str]) -> int:
         join_s=args.join_timeout_s,
         events_path=str(directory / "events.jsonl"),
         node_history=str(Path(args.node_history).resolve()) if args.node_history else None,
+        allow_inject=args.allow_inject,
         store=shared.store_of(args),
     )
     set_up_logging()

@@ -169,6 +169,7 @@ class Job:
             events_path=str(self.events),
             checkpoint_dir=options.checkpoint_dir or None,
             node_history=options.node_history or None,
+            allow_inject=options.allow_inject,
             store=options.store,
             advertise_host=self.place.advertise_host,
         )
@@ -200,6 +201,7 @@ class Job:
             env=self._worker_environment,
             gpus=visible() if options.standalone else (),
             kernel_log=options.kernel_log.replace("{node}", name) or "/dev/kmsg",
+            allow_inject=options.allow_inject,
             log_dir=str(self.directory),
             fork_server=server or None,
             fork_server_token=server_token,

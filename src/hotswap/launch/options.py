@@ -21,6 +21,7 @@ class Options:
 
     ``console`` is None when nothing of the workers' output is shown. ``stop_s``: how long a polite stop may take, None for
     a time that follows from the detection budget. ``transfer_streams``: 0 for a number that follows from the processors. ``signals``: those that ask for one.
+    ``allow_inject``: drills may be ordered while it runs.
     ``drain_on``: signals that say that this node has to leave; ``drain_s``: how long it then stays without a replacement.
     """
 
@@ -61,6 +62,7 @@ class Options:
     node_history: str = ""
     kernel_log: str = ""
     probe: bool = False
+    allow_inject: bool = False
     transfer_streams: int = 0
     bind_host: str = ""
     token: str = field(default="", repr=False)

@@ -55,6 +55,15 @@ def add_token_flag(group: argparse._ActionsContainer) -> None:
     )
 
 
+def add_inject_flag(group: argparse._ActionsContainer) -> None:
+    """Off unless asked for: whoever has the token could end a job of weeks."""
+    group.add_argument(
+        "--allow-inject",
+        action="store_true",
+        help="obey 'hotswap inject', which strikes processes of this job for drills; it needs the job's token",
+    )
+
+
 def token_of(path: str) -> str:
     """The token in the file at *path*, or else in the environment; empty if there is none."""
     source, token = f"${TOKEN}", os.environ.get(TOKEN, "")

@@ -23,11 +23,12 @@ from hotswap.node.compared import heed
 from hotswap.node.departure import Departure
 from hotswap.node.forward import forwarded
 from hotswap.node.hung import HungWorkers
-from hotswap.node.loading import grant, grant_new, load
+from hotswap.node.loading import bring, reserve
 from hotswap.node.parts import REAL, Parts
 from hotswap.node.process import DRAIN_SIGNAL, die_with_parent, run_and_leave, set_up_logging
 from hotswap.node.relay import RendezvousRelay
 from hotswap.node.salvage import salvage
+from hotswap.node.strikes import Strikes
 from hotswap.node.worker_process import WorkerProcess
 from hotswap.wire import worker_messages as w
 
@@ -71,6 +72,7 @@ class Agent:
         self._hung = HungWorkers(self.pool, self.control.send, config.timing.heartbeat_s)
         self._exit: asyncio.Future[int] | None = None
         self.departure = Departure(config, self.control.send, self._leave)
+        self._strikes = Strikes(config, self.pool, self.workers, self.control.send, self.control.flush)
 
     async def run(self) -> int:
         """Serve until the coordinator says stop or a signal does."""
@@ -183,6 +185,8 @@ class Agent:
             self._on_end_hung(message)
         elif isinstance(message, m.CheckNode):
             self._check.ask(message.reason)
+        elif isinstance(message, m.Strike):
+            self._spawn_task(self._strikes.obey(message))
         elif isinstance(message, m.KvValue):
             self.rendezvous.publish(message.generation, message.key, message.value)
         elif isinstance(message, m.CommitCheckpoint):
@@ -340,32 +344,10 @@ class Agent:
                 self._spawn_task(self._load(worker, plan))
 
     async def _load(self, worker: WorkerProcess, plan: m.Plan) -> None:
-        """While the worker connects, bring the slot's bytes into this node's memory, then tell it where they are."""
-        source = plan.sources[worker.slot]
         try:
-            await self.memory.prepare(worker.slot, source, worker.granted)
-            grant_new(worker, self.memory)  # now, for locking it for a device takes as long as filling it
-            located = await self.memory.locate(worker.slot, source, plan.resume_step)
+            await bring(worker, self.memory, plan, lambda: plan.generation == self.generation)
         except HotswapError as error:
             self._restore_failed(worker.slot, plan.generation, str(error))
-            return
-        if plan.generation != self.generation or not worker.alive:
-            return
-        load(worker, self.memory, plan, located)
-
-    async def _reserve(self, worker: WorkerProcess, wanted: w.Reserve) -> None:
-        try:
-            await self.memory.reserve(worker.slot, wanted.nbytes, wanted.buffers)
-        except HotswapError as error:
-            if wanted.ahead:
-                log.warning("a spare for slot %d makes its memory when it is needed: %s", worker.slot, error)
-            else:
-                self.pool.refuse(worker, error)
-            return
-        if self.workers.get(worker.slot) is worker:
-            grant(worker, self.memory)
-        elif worker.slot not in self.workers:
-            self.memory.vault.forget_empty(worker.slot)
 
     def _restore_failed(self, slot: Slot, generation: Generation, detail: str) -> None:
         if generation == self.generation:
@@ -400,7 +382,7 @@ class Agent:
             worker.built, self._peers[slot] = message, message.peers
             self.control.send(worker.as_built(message))
         elif isinstance(message, w.Reserve):
-            self._spawn_task(self._reserve(worker, message))
+            self._spawn_task(reserve(worker, message, self.memory, self.pool, self.workers))
         elif isinstance(message, w.SnapshotBegin):
             self.memory.snapshot_begin(slot, message.buffer)
         elif isinstance(message, w.SnapshotDone):

@@ -143,10 +143,15 @@ class ControlChannel:
             log.info("coordinator: %s; training goes on without it", error)
             return None
 
+    async def flush(self) -> None:
+        """Wait until what was said is with the kernel, or the connection has been given up."""
+        if self._link is not None:
+            await self._link.flush(self._config.timing.connect_s)
+
     async def close(self) -> None:
         """Let the last words out."""
         # The connection may end, and be forgotten, while its last words go out.
         link = self._link
+        await self.flush()
         if link is not None:
-            await link.flush(self._config.timing.connect_s)
             link.close()

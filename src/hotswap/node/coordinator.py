@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ import msgspec
 
 from hotswap.config import CoordinatorConfig
 from hotswap.core import messages as m
+from hotswap.core.commands import Drain, DrainState, Inject
 from hotswap.core.coordinator import Coordinator, Limits
 from hotswap.core.events import Disconnect, Effect, Event, Exit, FromNode, NodeGone, Record, Send, StopAsked, Tick
 from hotswap.core.past import Past, recall
@@ -40,6 +41,7 @@ from hotswap.errors import (
 )
 from hotswap.node.accept import accept_all, listen
 from hotswap.node.candidate import Candidate
+from hotswap.node.drills import Drills
 from hotswap.node.eventlog import EventLog
 from hotswap.node.inquiry import Inquiry
 from hotswap.node.leadership import Deposed, Leadership, Outbox
@@ -74,6 +76,7 @@ class CoordinatorServer:
         self.rendezvous: RendezvousTable[NodeId] = RendezvousTable()
         self.links: dict[NodeId, AsyncLink[Any]] = {}
         self.inquiry = self._make_inquiry()
+        self.drills = Drills(config, clock, self.machine.job, self.links, self._note)
         self._refused = 0
         self._done: asyncio.Future[int | None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -211,8 +214,11 @@ class CoordinatorServer:
         try:
             link = await self._open(sock)
             first = await asyncio.wait_for(link.receive(), self.config.timing.connect_s)
-            if isinstance(first, m.Drain):
+            if isinstance(first, Drain):
                 await self._drain(first, link)
+                return
+            if isinstance(first, Inject):
+                await self.drills.carry_out(first, link, leads=self.leadership is None or self.leadership.holds)
                 return
             if not isinstance(first, m.Register):
                 raise ProtocolError(f"the first message is {type(first).__name__}, not Register")
@@ -226,12 +232,12 @@ class CoordinatorServer:
             else:
                 link.close()
 
-    async def _drain(self, command: m.Drain, link: AsyncLink[Any]) -> None:
+    async def _drain(self, command: Drain, link: AsyncLink[Any]) -> None:
         """An operator's command. The agent keeps what it is told, so that it outlives this coordinator."""
         named = [node for node in self.links if command.node in (node, node.partition("#")[0])]
         for node in named:
             self.links[node].send(m.DrainNode(reason=command.reason))
-        link.send(m.DrainState(state="draining" if named else "absent", nodes=tuple(sorted(self.links))))
+        link.send(DrainState(state="draining" if named else "absent", nodes=tuple(sorted(self.links))))
         await link.flush(FLUSH_S)
 
     def _refuse(self, peer: str, reason: str) -> None:
@@ -256,6 +262,7 @@ class CoordinatorServer:
         except HotswapError as error:
             reason = f"refused: {error}"
             self._refuse(peer, str(error))
+        self.drills.gone(node)
         # Only the newest connection of a node speaks for it.
         if self.links.get(node) is link:
             del self.links[node]
@@ -277,6 +284,8 @@ class CoordinatorServer:
         elif isinstance(message, m.WorkerStacks):
             fields = {"generation": message.generation, "slot": message.slot, "node": node, "stacks": message.stacks}
             self.events.write("worker_stacks", fields)
+        elif isinstance(message, m.Struck):
+            self.drills.hear(node, message)
         elif self.links.get(node) is link:
             self._handle(FromNode(node=node, message=message))
 
@@ -309,8 +318,7 @@ class CoordinatorServer:
         # First the log: a successor that reads it must not know less than somebody was told.
         for effect in effects:
             if isinstance(effect, Record):
-                self.events.write(effect.event, effect.fields)
-                self.inquiry.saw(effect.event, effect.fields)
+                self._note(effect.event, effect.fields)
                 if effect.event in WARNINGS:
                     # One line for the launcher's console.
                     print(json.dumps({"warning": f"{WARNINGS[effect.event]}: {effect.fields['why']}"}), flush=True)
@@ -322,6 +330,10 @@ class CoordinatorServer:
                 self._disconnect(effect.node)
             elif isinstance(effect, Exit):
                 self._finish(effect.exit_code)
+
+    def _note(self, event: str, fields: Mapping[str, Any]) -> None:
+        self.events.write(event, fields)
+        self.inquiry.saw(event, fields)
 
     def _disconnect(self, node: NodeId) -> None:
         """Let what was just queued (a Stop) out, then close; its end is no news to the machine."""

@@ -58,6 +58,8 @@ class Inquiry:
         self._spares: list[Evidence] = []
         """Of spares that were lost just now: what belongs to them alone, unless a recovery begins for it."""
         self._errors_read = 0
+        self._drilled: set[str] = set()
+        """Hosts that were struck on purpose, and of which nothing has been heard since."""
         self._awaited: set[tuple[NodeId, Slot]] = set()
         self._heard = asyncio.Event()
         self._patience_ends = float("inf")
@@ -94,6 +96,8 @@ class Inquiry:
         elif event == "coordinator_took_over":
             for node in fields["missing"]:
                 self._lost(node, now, spare=False)
+        elif event == "drill" and fields["node"]:
+            self._drilled.add(host_of(fields["node"]))
         elif event == "recovery_started":
             self._generation = int(fields.get("generation", 0))
             for one in self._spares:
@@ -185,13 +189,20 @@ class Inquiry:
 
     async def _judge(self, evidence: list[Evidence], generation: int, *, of: str) -> None:
         """*of*: what the verdict is about, a ``recovery``, the loss of a ``spare``, or a ``check``."""
+        struck = self._drilled.intersection(one.node for one in evidence if one.node is not None)
+        self._drilled -= struck
         try:
             # Hundreds of rules over a few hundred lines take long enough to be a nuisance on the loop.
             answer = await asyncio.to_thread(diagnose, evidence)
             decision = decide(answer, self._history, time.time())
+            drilled = answer.culprit.node in struck and not answer.proven
+            self._write(
+                "diagnosed", {"generation": generation, "of": of, "drill": drilled, **_summary(answer, decision)}
+            )
+            if drilled:
+                return  # As it was ordered, it is not held against anybody, here or in later jobs.
             self._history = decision.history
             await self._keep()
-            self._write("diagnosed", {"generation": generation, "of": of, **_summary(answer, decision)})
             for one in advice_of(answer, decision):
                 self._advise(one)
         except Exception:

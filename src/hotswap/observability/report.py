@@ -52,6 +52,8 @@ class Report:
     """Verdicts that no recovery belongs to: on spares that were lost (``of``: spare), and on checks of nodes (check)."""
     turned_away: list[str] = field(default_factory=list)
     """Nodes that were proven broken, and why."""
+    drills: list[str] = field(default_factory=list)
+    """Faults that were ordered."""
 
     def as_json(self) -> dict[str, Any]:
         """Plain data; the field names are part of the interface."""
@@ -95,6 +97,8 @@ def report_of(events: Iterable[Mapping[str, Any]]) -> Report:
             current = None
         elif name == "node_turned_away":
             report.turned_away.append(str(event["reason"]))
+        elif name == "drill":
+            report.drills.append(_drill(event))
         elif name == "diagnosed":
             _place_diagnosis(report, current, event)
         elif name == "job_stopped":
@@ -113,6 +117,12 @@ def _loss(event: Mapping[str, Any]) -> str:
 def _slow(event: Mapping[str, Any]) -> str:
     times = f"{event['ms']:.0f} ms in '{event['part']}' where its peers take {event['peers_ms']:.0f} ms"
     return f"slot {event['slot']} on {event['node']} (generation {event['generation']}): {times}"
+
+
+def _drill(event: Mapping[str, Any]) -> str:
+    slot = f"slot {event['slot']} on " if event["slot"] >= 0 else ""
+    whom = f"{slot}{event['node'] or 'the coordinator'}"
+    return f"{event['fault']}: {whom} (generation {event['generation']}), {event['reason']}"
 
 
 def _difference(event: Mapping[str, Any]) -> str:
@@ -158,6 +168,7 @@ def as_text(report: Report) -> str:
     lines += _verdict(report.diagnosis)
     for other in report.others:
         lines += [f"{other['of']}", *_verdict(other)]
+    lines += [f"drill  {drill}" for drill in report.drills]
     lines += [f"turned away {reason}" for reason in report.turned_away]
     lines.append(_ending(report))
     return "\n".join(lines)
@@ -172,7 +183,7 @@ def _innermost(stacks: str) -> list[str]:
 def _verdict(found: Mapping[str, Any]) -> list[str]:
     if not found:
         return []
-    sure = "" if found["confident"] else " (not certain)"
+    sure = ("" if found["confident"] else " (not certain)") + (" (a drill)" if found.get("drill") else "")
     lines = [
         f"  verdict   {found['verdict']}{sure}: {found['reason']}",
         f"  culprit   {' '.join(str(value) for value in found['culprit'].values())}",

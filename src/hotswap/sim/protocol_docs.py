@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import get_args
 
 from hotswap.core import messages
+from hotswap.core.commands import Command
 from hotswap.core.recovery import PHASE_NAMES
 from hotswap.core.transitions import TRANSITIONS, Kind, Phase
 from hotswap.sim.generated import keep
@@ -68,6 +69,11 @@ def messages_to_agents() -> str:
     return _messages(get_args(messages.ToAgent))
 
 
+def commands() -> str:
+    """What operators' commands say, and how they are answered."""
+    return _messages(get_args(Command))
+
+
 def _messages(classes: tuple[type, ...]) -> str:
     rows = ["| message | fields | meaning |", "| --- | --- | --- |"]
     for cls in classes:
@@ -95,6 +101,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "phases": phase_table,
     "from agents": messages_from_agents,
     "to agents": messages_to_agents,
+    "commands": commands,
 }
 
 
