@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import getpass
 import json
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -54,7 +54,8 @@ def main(argv: Sequence[str]) -> int:
         fault=args.fault,
         slot=-1 if args.slot is None else args.slot,
         node=args.node or "",
-        reason=f"hotswap inject by {getpass.getuser()}",
+        # By number: in containers it often has no name.
+        reason=f"hotswap inject by user {os.getuid()}",
         within_s=args.wait,
     )
     answer = asyncio.run(ask(find(args.logs), order, InjectState, patience_s=args.wait + ANSWER_S))
