@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import getpass
 import json
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--wait", type=float, default=0.0, metavar="S", help="wait so long until it has left")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args(argv)
-    order = Drain(node=args.node, reason=f"hotswap drain by {getpass.getuser()}")
+    order = Drain(node=args.node, reason=f"hotswap drain by user {os.getuid()}")
     answer = asyncio.run(ask(find(args.logs), order, DrainState))
     if answer.state != DRAINING:
         raise UsageError(f"there is no node {args.node!r} in this job; there are {', '.join(answer.nodes) or 'none'}")
