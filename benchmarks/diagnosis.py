@@ -133,27 +133,35 @@ def _error(draw: random.Random, number: int) -> bytes:
     return before + b"".join(bytes(draw.choices(LETTERS, k=8)) + rest for rest in after)
 
 
-def speed(mib: int, folder: Path | None) -> int:
+def speed(mib: int, folder: Path | None, output: Path | None) -> int:
+    rows: list[dict[str, object]] = []
     with tempfile.TemporaryDirectory(dir=folder) as place:
         log = Path(place, "train.log")
         write_log(log, mib << 20)
         print("a training log:")
-        ours = _side_by_side(log)
+        ours = _side_by_side(log, rows)
         log.unlink()
         write_flood(log, mib << 20)
         print("an error on every line:")
-        _side_by_side(log)
+        _side_by_side(log, rows)
+    if output:
+        load = round(os.getloadavg()[0], 1)
+        output.write_text(
+            json.dumps({"mib": mib, "load_average": load, "rows": rows}, indent=1) + "\n", encoding="utf-8"
+        )
     return int("uncorrectable ECC error" not in ours)
 
 
-def _side_by_side(log: Path) -> str:
+def _side_by_side(log: Path, rows: list[dict[str, object]]) -> str:
     size = log.stat().st_size
     literals = log.with_name("literals")
     literals.write_text("\n".join(sorted(literals_of(default_book()))) + "\n", encoding="utf-8")
-    ours = _timed([sys.executable, "-m", "hotswap.cli", "classify", "--json", str(log)], size, "hotswap classify")
+    ours = _timed([sys.executable, "-m", "hotswap.cli", "classify", "--json", str(log)], size, "hotswap classify", rows)
     if shutil.which("grep"):
-        _timed(["grep", "-a", "-F", "-f", str(literals), str(log)], size, "grep -F, same literals")
-        _timed(["grep", "-a", "-E", "-f", str(_expressions(log.parent)), str(log)], size, "grep -E, same literals")
+        _timed(["grep", "-a", "-F", "-f", str(literals), str(log)], size, "grep -F, same literals", rows)
+        _timed(
+            ["grep", "-a", "-E", "-f", str(_expressions(log.parent)), str(log)], size, "grep -E, same literals", rows
+        )
     return ours
 
 
@@ -167,7 +175,7 @@ def _expressions(place: Path) -> Path:
     return path
 
 
-def _timed(command: list[str], size: int, name: str) -> str:
+def _timed(command: list[str], size: int, name: str, rows: list[dict[str, object]]) -> str:
     """Runs on one processor, as grep does; prints bytes a second and the largest memory of the process."""
     before = os.times()
     start = time.perf_counter()
@@ -186,6 +194,16 @@ def _timed(command: list[str], size: int, name: str) -> str:
     print(
         f"{name:24s} {size / 1e6 / wall:7.0f} MB/s wall  {size / 1e6 / cpu:7.0f} MB/s cpu  peak so far {peak:.0f} MiB"
     )
+    rows.append(
+        {
+            "log_bytes": size,
+            "program": name,
+            "wall_s": round(wall, 2),
+            "cpu_s": round(cpu, 2),
+            "mb_per_cpu_s": round(size / 1e6 / cpu),
+            "peak_so_far_mib": round(peak),
+        }
+    )
     return output
 
 
@@ -197,8 +215,11 @@ def main() -> int:
     fast = commands.add_parser("speed")
     fast.add_argument("--mib", type=int, default=2048)
     fast.add_argument("--dir", type=Path, help="where the log is written; default: the system's")
+    fast.add_argument("--output", type=Path, help="where the figures are written as JSON")
     arguments = parser.parse_args()
-    return score(arguments.path) if arguments.command == "cases" else speed(arguments.mib, arguments.dir)
+    if arguments.command == "cases":
+        return score(arguments.path)
+    return speed(arguments.mib, arguments.dir, arguments.output)
 
 
 if __name__ == "__main__":

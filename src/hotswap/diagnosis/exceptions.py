@@ -58,6 +58,8 @@ _KNOWN: dict[str, str] = {
         "echo",
     ),
 }  # fmt: skip
+NAMES = frozenset(_KNOWN)
+"""The names that are listed."""
 
 _BY_WORD: tuple[tuple[str, re.Pattern[str]], ...] = (
     (

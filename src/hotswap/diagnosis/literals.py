@@ -9,6 +9,7 @@ import importlib
 import re
 import sys
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 # The parser of the standard library has had two names, and is declared in neither.
@@ -51,6 +52,7 @@ def set_expression(items: Sequence[Node]) -> str:
     return f"[{negated}{''.join(parts)}]"
 
 
+@lru_cache(maxsize=4096)
 def required_literals(pattern: str) -> frozenset[str]:
     """Strings of which every match of *pattern* contains at least one; empty if nothing is certain.
 

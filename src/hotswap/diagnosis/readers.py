@@ -18,6 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from hotswap.diagnosis import exceptions
 from hotswap.diagnosis.cause import RuleBook, default_book
 from hotswap.diagnosis.decode import LINE_PATTERNS, decode
 from hotswap.diagnosis.headings import Headings
@@ -81,10 +82,18 @@ def _files(path: Path) -> Iterator[Path]:
 
 
 @lru_cache(maxsize=8)
-def literals_of(book: RuleBook) -> frozenset[str]:
-    """Literals of which each line that matters to *book* or to a decoder contains at least one."""
+def all_literals_of(book: RuleBook) -> frozenset[str]:
+    """Literals of which each line that matters to *book* or to a decoder contains at least one: those of every expression, and
+    names of exceptions, for when there have been too many of others."""
     found = (required_literals(pattern) for pattern in (*LINE_PATTERNS, *book.text_patterns()))
-    return minimal(frozenset().union(*found))
+    names = (name for name in exceptions.NAMES if name.endswith("Error"))
+    return frozenset(names).union(*found)
+
+
+@lru_cache(maxsize=8)
+def literals_of(book: RuleBook) -> frozenset[str]:
+    """As few of them as find the same lines."""
+    return minimal(all_literals_of(book))
 
 
 class Reader:
@@ -92,7 +101,7 @@ class Reader:
 
     def __init__(self, book: RuleBook) -> None:
         """Takes from *book* what must not be skipped."""
-        self.scanner = Scanner(literals_of(book))
+        self.scanner = Scanner(all_literals_of(book))
         self._book = book
 
     def read_file(self, path: Path) -> Iterator[Evidence]:

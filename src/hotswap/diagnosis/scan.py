@@ -8,24 +8,26 @@ block are single calls into C. Text that never repeats (samples, base64) has a n
 searched by grep where there is one.
 
 A flood of errors says little after the first thousand lines: a template, and where the words change, a literal that was found
-very often is no longer looked for. Lines with any other literal are found as before, and now and then a line of the flood is.
+very often is no longer looked for. Lines with any other literal are found as before, also with one that this literal is only a
+part of ("LustreError" after a thousand lines with "Error"), and now and then a line of the flood is.
+
+Memory does not grow with the log: a block or two, what grep answers to one, and the templates (64 MiB if all are as long as
+they may be).
 """
 
 from __future__ import annotations
 
-import os
-import re
-import shutil
-import subprocess
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import closing
 from functools import cached_property
 from itertools import islice
 from typing import BinaryIO
 
 from hotswap.diagnosis.find import GRAM, Finder
 from hotswap.diagnosis.literals import NOISE, without_noise
+from hotswap.diagnosis.sieve import Sieve, grep_command
 
-BLOCK_BYTES = 4 << 20
+BLOCK_BYTES = 1 << 20
 LITERAL_BYTES_MIN = GRAM
 """What must be left of a literal; with less, most lines would contain it."""
 LINE_BYTES_MAX = 1 << 16
@@ -38,19 +40,22 @@ BATCH_MIN = 256
 """New templates of one block from which on they are given to grep."""
 NOISY_SHARE = 0.3
 """With more new templates than this among the lines of a block, templates cost more than they save."""
-NOISY_FACTOR = 4
-"""A block for grep is so many times larger: it takes longer to start than to read 4 MiB."""
-NOISY_BLOCKS = 15
+NOISY_BLOCKS = 60
 """Blocks that are then given to grep as they are, before templates are tried again."""
+PIECE_BYTES = 64 << 10
+"""grep gets so much at a time while literals wear out, and twice as much each time that none has: of a flood, it tells every line
+until it is told not to."""
+HOT_MAX = 64
+"""Literals that are asked for first, one by one, because they have been found before."""
 TEMPLATE_LINES_MAX = 1000
 """Lines of one template that are all handed on. A message printed a million times says after a thousand all that it has to say."""
-LITERAL_LINES_MAX = 2048
+LITERAL_LINES_MAX = 1000
 """The same for lines that share a literal but no template (names and paths instead of numbers). After that the literal is *worn
-out*: it alone makes no line interesting any more."""
+out*: it alone makes no line interesting any more. Longer literals that it is a part of do."""
 SAMPLE_BLOCKS = 16
-"""In every 16th block, lines that are left out for these two reasons are looked at again …"""
-SAMPLE_LINES = 512
-"""… one in so many of them: a flood may bring something new late."""
+"""In every 16th block of a flood, lines are looked at whether or not they were left out for these two reasons …"""
+SAMPLE_BYTES = 80 << 10
+"""… one in so many bytes: a flood may bring something new late."""
 TEMPLATE_BYTES_MAX = 512
 """Longer templates are searched each time instead of being remembered, which bounds the memory for them to 32 MiB."""
 
@@ -66,39 +71,60 @@ class Scanner:
         if not stripped or min(map(len, stripped)) < LITERAL_BYTES_MIN:
             raise ValueError("a literal without three characters beside digits and a-f finds too much")
         self._block_bytes = block_bytes
+        self._piece_bytes = PIECE_BYTES
         self._dull: set[bytes] = set()
         self._noisy_blocks = 0
         self._told: dict[bytes, int] = {}
         self._worn: dict[bytes, int] = dict.fromkeys(self._whole, 0)
+        self._hot: list[bytes] = []
         self._finder = Finder(self._whole)
+        self._shorter = {one: [other for other in self._finder.within(one) if other != one] for one in self._whole}
+        self._sieve: Sieve | None = None
         self._blocks = 0
         self._flooded = False
         self.bytes_read = 0
         self._wear_out()
 
     def _wear_out(self) -> None:
-        """Keeps only literals that have not been found too often as the ones to look for."""
-        self._open = tuple(literal for literal in self._whole if self._worn[literal] < LITERAL_LINES_MAX)
+        """Keeps only literals that have not been found too often as the ones to look for, the shortest that find all of them."""
+        self._open = tuple(
+            literal
+            for literal in self._whole
+            if self._is_open(literal) and not any(map(self._is_open, self._shorter[literal]))
+        )
         self._open_stripped = tuple(sorted({literal.translate(None, NOISE) for literal in self._open}))
+        self._hot = [literal for literal in self._hot if self._is_open(literal)]
+        self._let_go_of_grep()
+        self._piece_bytes = PIECE_BYTES
+
+    def _is_open(self, literal: bytes) -> bool:
+        return self._worn[literal] < LITERAL_LINES_MAX
+
+    def _let_go_of_grep(self) -> None:
+        if self._sieve is not None:
+            self._sieve.close()
+            self._sieve = None
 
     @cached_property
     def _grep(self) -> tuple[bytes, ...] | None:
         """How to ask grep, found out when it is needed first."""
-        return _grep_command()
+        return grep_command()
 
     def lines(self, stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
         """(offset of the line in the stream, the line without its end) for each line of interest."""
         rest = b""
         start = 0
-        while block := stream.read(self._block_bytes * (NOISY_FACTOR if self._noisy_blocks else 1)):
-            self.bytes_read += len(block)
-            block = rest + block
-            whole, rest = _split_at_last_line_end(block)
-            if whole:
-                yield from self._of_block(whole, start)
-            start += len(block) - len(rest)
-        if rest:
-            yield from self._of_block(rest, start)
+        try:
+            while block := stream.read(self._block_bytes):
+                self.bytes_read += len(block)
+                whole, rest = _split_at_last_line_end(rest, block)
+                if whole:
+                    yield from self._of_block(whole, start)
+                start += len(whole)
+            if rest:
+                yield from self._of_block(rest, start)
+        finally:
+            self._let_go_of_grep()
 
     def _of_block(self, block: bytes, start: int) -> Iterator[tuple[int, bytes]]:
         self._blocks += 1
@@ -106,49 +132,27 @@ class Scanner:
         handed_on = set()
         for offset, line in self._news(block, start):
             handed_on.add(offset)
-            yield offset, line
-        if sampled and self._grep is not None:
-            part, _ = _split_at_last_line_end(block[: self._block_bytes])
-            flood = self._by_grep(self._grep, part, start, self._whole)
-            for offset, line in islice(flood, 0, None, SAMPLE_LINES):
-                if offset not in handed_on:
+            yield offset, line.rstrip(b"\r\n")
+        if sampled:
+            for offset, line in _some_lines(block, start):
+                if offset not in handed_on and self._finder.within(line):
                     yield offset, line.rstrip(b"\r\n")
 
     def _news(self, block: bytes, start: int) -> Iterator[tuple[int, bytes]]:
         """Lines of interest without those that say only what was said too often."""
-        while block:
-            rest = yield from self._news_until_less(block, start)
-            block, start = block[rest:], start + rest
-
-    def _news_until_less(self, block: bytes, start: int) -> Generator[tuple[int, bytes], None, int]:
-        """The same up to where less is looked for than at the beginning: many of the other candidates are none any more."""
-        for offset, line, template in self._candidates(block, start):
-            news = self._is_news(template)
-            if not news and not self._noisy_blocks:
-                continue  # The template is dull from now on. Where grep finds the lines, only wearing out its literals helps.
-            literals = self._literals_in(line)
-            if not literals:
-                continue
-            looked_for = len(self._open)
-            self._charge(literals)
-            if news:
-                yield offset, line.rstrip(b"\r\n")
-            if len(self._open) < looked_for:
-                return offset - start + len(line)
-        return len(block)
-
-    def _candidates(self, block: bytes, start: int) -> Iterator[tuple[int, bytes, bytes]]:
-        """(offset, line, its template) of each line that may be of interest."""
-        if self._noisy_blocks and self._grep is not None:
+        if self._noisy_blocks:
             self._noisy_blocks -= 1
-            yield from self._without_templates(self._grep, block, start)
-            return
+            return self._by_grep(block, start)
         templates = block.translate(None, NOISE).splitlines()
         unknown = set(templates) - self._dull
         if len(unknown) > max(BATCH_MIN, NOISY_SHARE * len(templates)) and self._grep is not None:
             self._noisy_blocks = NOISY_BLOCKS
-            yield from self._without_templates(self._grep, block, start)
-            return
+            return self._by_grep(block, start)
+        return self._by_template(block, start, templates, unknown)
+
+    def _by_template(
+        self, block: bytes, start: int, templates: list[bytes], unknown: set[bytes]
+    ) -> Iterator[tuple[int, bytes]]:
         lively = self._lively(unknown)
         if not lively:
             return
@@ -159,46 +163,56 @@ class Scanner:
             templates = [line.translate(None, NOISE).rstrip(b"\r\n") for line in lines]
             lively = self._lively(set(templates) - self._dull)
         for line, template in zip(lines, templates, strict=True):
-            if template in lively:
-                yield offset, line, template
+            if template in lively and self._is_news(template) and self._charge(line):
+                yield offset, line
             offset += len(line)
 
-    def _without_templates(
-        self, grep: tuple[bytes, ...], block: bytes, start: int
-    ) -> Iterator[tuple[int, bytes, bytes]]:
-        for offset, line in self._by_grep(grep, block, start, self._open):
-            yield offset, line, line.translate(None, NOISE).rstrip(b"\r\n")
+    def _by_grep(self, block: bytes, start: int) -> Iterator[tuple[int, bytes]]:
+        """The same for a block of text that does not repeat itself, of which templates say nothing."""
+        at = 0
+        while at < len(block) and self._open:
+            piece = block[at : _line_end(block, at + self._piece_bytes)]
+            self._piece_bytes = min(2 * self._piece_bytes, self._block_bytes)
+            found = self._let_through(piece)
+            if found is None:
+                yield from self._without_grep(block[at:], start + at)
+                return
+            for offset, line in found:
+                # Dull or not: where grep finds the lines, only wearing out its literals helps.
+                if self._charge(line) and self._is_news(line.translate(None, NOISE).rstrip(b"\r\n")):
+                    yield start + at + offset, line
+            at += len(piece)
 
-    def _literals_in(self, line: bytes) -> list[bytes]:
-        """Those of the literals still looked for that are in *line*."""
-        return [literal for literal in self._finder.within(line) if self._worn[literal] < LITERAL_LINES_MAX]
+    def _without_grep(self, block: bytes, start: int) -> Iterator[tuple[int, bytes]]:
+        templates = block.translate(None, NOISE).splitlines()
+        return self._by_template(block, start, templates, set(templates) - self._dull)
 
-    def _charge(self, literals: list[bytes]) -> None:
+    def _let_through(self, piece: bytes) -> list[tuple[int, bytes]] | None:
+        """(offset, line) of those that grep finds; None from the time on when it could not be asked."""
+        if self._grep is None:
+            return None
+        try:
+            if self._sieve is None:
+                self._sieve = Sieve(self._grep, self._open)
+            found = self._sieve.lines(piece)
+        except OSError:
+            self._let_go_of_grep()
+            self._grep, self._noisy_blocks = None, 0
+            return None
+        return [line for offset, text in found for line in _all_lines(text, offset)]
+
+    def _charge(self, line: bytes) -> bool:
+        """Counts the line for the literals in it that are still looked for; whether there is one."""
+        literals = [literal for literal in self._hot if literal in line]
+        if not literals:
+            literals = [literal for literal in self._finder.within(line) if self._is_open(literal)]
+            self._hot = (literals + self._hot)[:HOT_MAX]
         for literal in literals:
             self._worn[literal] += 1
-            if self._worn[literal] >= LITERAL_LINES_MAX:
-                self._flooded = True
-                self._wear_out()
-
-    def _by_grep(
-        self, grep: tuple[bytes, ...], block: bytes, start: int, literals: tuple[bytes, ...]
-    ) -> Iterator[tuple[int, bytes]]:
-        """The same for a block of text that does not repeat itself, of which templates say nothing."""
-        if not literals:
-            return
-        done = subprocess.run(
-            (*grep, b"-b", b"-e", _alternatives(literals)), input=block, capture_output=True, check=False, env=_PLAIN
-        )
-        if done.returncode not in (0, 1):
-            raise OSError(f"grep failed: {done.stderr.decode('utf-8', 'replace')[:200]}")
-        for found in done.stdout.split(b"\n")[:-1]:
-            place, _, line = found.partition(b":")
-            offset = start + int(place)
-            pieces = line.splitlines(keepends=True)
-            for piece in pieces:
-                if len(pieces) == 1 or any(literal in piece for literal in literals):
-                    yield offset, piece
-                offset += len(piece)
+        if not all(map(self._is_open, literals)):
+            self._flooded = True
+            self._wear_out()
+        return bool(literals)
 
     def _is_news(self, template: bytes) -> bool:
         if len(template) > TEMPLATE_BYTES_MAX:
@@ -233,37 +247,39 @@ class Scanner:
         if not self._open_stripped:
             return set()
         if len(templates) >= BATCH_MIN and self._grep is not None:
-            batch = b"\n".join(template.replace(b"\r", b" ") for template in templates) + b"\n"
-            command = (*self._grep, b"-n", b"-e", _alternatives(self._open_stripped))
-            done = subprocess.run(command, input=batch, capture_output=True, check=False, env=_PLAIN)
-            if done.returncode in (0, 1):
-                return {templates[int(line.partition(b":")[0]) - 1] for line in done.stdout.splitlines()}
+            try:
+                with closing(Sieve(self._grep, self._open_stripped)) as sieve:
+                    return {template for _, template in sieve.lines(b"\n".join(templates))}
+            except OSError:
+                self._grep = None
         return {template for template in templates if any(literal in template for literal in self._open_stripped)}
 
 
-_PLAIN = {"LC_ALL": "C"}
+def _all_lines(text: bytes, offset: int) -> Iterator[tuple[int, bytes]]:
+    for line in text.splitlines(keepends=True):
+        yield offset, line
+        offset += len(line)
 
 
-def _alternatives(literals: tuple[bytes, ...]) -> bytes:
-    return b"|".join(re.sub(rb"([][\\.*^$+?(){}|])", rb"\\\1", literal) for literal in literals)
+def _some_lines(block: bytes, start: int) -> Iterator[tuple[int, bytes]]:
+    at = 0
+    while at < len(block):
+        end = _line_end(block, at)
+        yield from islice(_all_lines(block[at:end], start + at), 1)
+        at = _line_end(block, end + SAMPLE_BYTES)
 
 
-def _grep_command() -> tuple[bytes, ...] | None:
-    """GNU grep; None where there is none, or it does not do what it should."""
-    path = shutil.which("grep")
-    if path is None:
-        return None
-    command = (os.fsencode(path), b"-a", b"-E")
-    try:
-        trial = (*command, b"-b", b"-e", b"x|\\[y")
-        done = subprocess.run(trial, input=b"\xff[y\nz\n", capture_output=True, check=False, env=_PLAIN, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return command if done.stdout == b"0:\xff[y\n" else None
+def _line_end(block: bytes, least: int) -> int:
+    """Where the line ends in which *least* lies, or the block."""
+    return block.find(b"\n", least) + 1 or len(block)
 
 
-def _split_at_last_line_end(block: bytes) -> tuple[bytes, bytes]:
-    """(whole lines, start of an unfinished one); a line without end is cut rather than kept for ever."""
+def _split_at_last_line_end(rest: bytes, block: bytes) -> tuple[bytes, bytes]:
+    """(whole lines, start of an unfinished one) of both together; a line without end is cut rather than kept for ever."""
+    end = block.rfind(b"\n", -LINE_BYTES_MAX) + 1
+    if end:
+        return b"".join((rest, memoryview(block)[:end])), block[end:]
+    block = rest + block
     end = max(block.rfind(b"\n"), block.rfind(b"\r", max(0, len(block) - LINE_BYTES_MAX), len(block) - 1)) + 1
     if len(block) - end > LINE_BYTES_MAX:
         cut = len(block) - OVERLAP_BYTES
