@@ -249,6 +249,14 @@ class Job:
         self.enter(Phase.WAITING, now)
         self.record("waiting_for_node", {"missing": missing, "wait_s": self.limits.spare_wait_s})
 
+    def _listen(self, now: float) -> None:
+        """No place is empty, but a node that is not here may have what is missing; if all are here, hardly any."""
+        limits, all_here = self.limits, len(self.roster) >= self.limits.nodes_max
+        wait_s = max(limits.detection_budget_s, 0.0 if all_here else limits.spare_wait_s)
+        self.attempt.listens_until = self.taken_over_at + wait_s
+        self.enter(Phase.WAITING, now)
+        self.record("waiting_for_node", {"missing": 1, "wait_s": wait_s})
+
     # --- plan ------------------------------------------------------------------------------------------------------
 
     def awaited(self) -> list[NodeId]:
@@ -285,7 +293,7 @@ class Job:
             return
         if choice is None and now < self.taken_over_at + self.limits.detection_budget_s:
             # Nodes without a place may have what is missing, and find this coordinator a moment later than the members.
-            self._wait(1, now)
+            self._listen(now)
             return
         choice = choice or self._without_memory(self.attempt)
         if choice is None:
@@ -318,9 +326,13 @@ class Job:
             self.missed.update(node for node in silent if node in self.current.places)
 
     def end_wait(self, now: float) -> None:
-        """Nobody came. What only silent nodes have is lost then; that nodes are missing ends the job."""
+        """Nobody came. What only silent nodes have is lost then; that nodes are missing ends the job.
+
+        This wait is over: should a node be lost from here on, the one for another begins then.
+        """
         if all(node in self.roster for node in self.current.places):
             self.missed.clear()
+            self.waiting = None
             self.recover("nodes that are needed did not come back", now)
             return
         reason = f"no spare and no new node within {self.limits.spare_wait_s:g} s"
@@ -495,6 +507,8 @@ class Job:
     def phase_deadline(self) -> float:
         """When a recovery's phase has taken too long; training may take as long as it wants."""
         limits = self.limits
+        if self.phase is Phase.WAITING and self.attempt.listens_until is not None:
+            return self.attempt.listens_until
         if self.phase is Phase.WAITING:
             assert self.waiting is not None, "waiting without a beginning"
             return self.waiting[0] + limits.spare_wait_s if self.rescue is None else self.rescue.until

@@ -1,0 +1,21 @@
+"""Seeds that have found a bug once, each with its story. What was wrong has a test of its own as well, for seeds change with the model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hotswap.sim.cli import simulate
+
+FOUND: dict[tuple[int, str], dict[str, Any]] = {
+    (3886, "a new coordinator waited a minute for nodes that were all there"): {},
+    (8405, "a node lost after that wait ended the job, as if it had been waited for"): {},
+}
+
+
+@pytest.mark.parametrize(("found", "setup"), FOUND.items(), ids=lambda value: str(value[0]) if value else "")
+def test_what_was_found_stays_fixed(found: tuple[int, str], setup: dict[str, Any]) -> None:
+    seed, story = found
+    outcome = simulate(seed, **setup)
+    assert outcome.violation == "", f"{story}, and again: {outcome.violation}"
