@@ -34,7 +34,7 @@ def advance(made: Chronicle, state: State) -> State:
     following = at(state.step + 1, history)
     made.stored(0, "a", "b", following)
     made.stored(1, "b", "a", following)
-    made.gate(following.step, following.history)
+    made.gate(following.step, following.history, 1)
     return following
 
 
@@ -133,7 +133,7 @@ def test_training_goes_on_from_what_was_committed() -> None:
     with pytest.raises(Violation, match="not a continuation"):
         made.go(both(at(1, undone)), PLACES, HOLDERS)
     with pytest.raises(Violation, match="not part of the history"):
-        made.gate(1, undone)
+        made.gate(1, undone, 2)
 
 
 def test_a_loader_that_was_not_taken_back_is_noticed() -> None:
@@ -145,7 +145,7 @@ def test_a_loader_that_was_not_taken_back_is_noticed() -> None:
 def test_every_sample_is_used_once_in_the_surviving_history() -> None:
     made = chronicle()
     history = made.update(both(at(0, ROOT)), {0: 0, 1: 1})
-    made.gate(1, history)
+    made.gate(1, history, 1)
     with pytest.raises(Violation, match="used the samples"):
         made.finish(1)
 
@@ -156,6 +156,48 @@ def test_no_step_is_left_out() -> None:
     with pytest.raises(Violation, match="after step 1 of 2"):
         made.finish(2)
     jumped = made.update(both(at(5, made.committed[1])), {0: 5, 1: 5})
-    made.gate(6, jumped)
+    made.gate(6, jumped, 1)
     with pytest.raises(Violation, match="follows on"):
         made.finish(6)
+
+
+def alone() -> Chronicle:
+    made = Chronicle(slots=2, strict=True)
+    made.membership(1, ("a",))
+    made.plan(1, ("a",), 0, [], fresh=True)
+    made.go(both(at(0, ROOT)), ("a",), {})
+    return made
+
+
+def test_a_node_that_is_alone_may_train_on_for_nobody_once_it_is_replaced() -> None:
+    made = alone()
+    mine = made.update(both(at(0, ROOT)), {0: 0, 1: 0})
+    made.stored_alone(0, at(1, mine), 1)
+    made.stored_alone(1, at(1, mine), 1)
+    made.gate(1, mine, 1)
+    assert made.committed == (1, mine)
+    made.lost("a")
+    made.membership(2, ("b",))
+    made.plan(2, ("b",), 0, [], fresh=False)
+    made.go(both(at(0, ROOT)), ("b",), {0: ("c",), 1: ("c",)})
+    for slot in (0, 1):
+        made.stored_alone(slot, at(1, mine), 1)
+    made.gate(1, mine, 1)
+    assert made.committed == (0, ROOT)
+    with pytest.raises(Violation, match="not every slot's replica"):
+        made.counted(1)
+    history = made.update(both(at(0, ROOT)), {0: 0, 1: 0})
+    for slot in (0, 1):
+        made.stored(slot, "b", "c", at(1, history))
+    made.counted(1)
+    assert made.committed == (1, history)
+
+
+def test_with_a_holder_nobody_trains_on_beside_the_job() -> None:
+    made = chronicle()
+    undone = made.update(both(at(0, ROOT)), {0: 0, 1: 0})
+    made.plan(2, PLACES, 0, [], fresh=False)
+    made.go(both(at(0, ROOT)), PLACES, HOLDERS)
+    advance(made, at(0, ROOT))
+    with pytest.raises(Violation, match="not part of the history"):
+        made.gate(1, undone, 1)

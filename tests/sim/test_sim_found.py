@@ -11,6 +11,7 @@ from hotswap.sim.cli import simulate
 FOUND: dict[tuple[int, str], dict[str, Any]] = {
     (3886, "a new coordinator waited a minute for nodes that were all there"): {},
     (8405, "a node lost after that wait ended the job, as if it had been waited for"): {},
+    (4956, "the checker took a lone node's steps for the job's after the job had gone on without it"): {},
 }
 
 

@@ -76,6 +76,8 @@ class Chronicle:
     guarded: frozenset[str] = frozenset()
     holders: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     covered: Membership | None = None
+    _alone: set[int] = field(default_factory=set)
+    """Generations of one node for which nobody keeps replicas."""
     _updates: dict[int, _Update] = field(default_factory=dict)
     _stored: dict[tuple[int, int], dict[int, set[str]]] = field(default_factory=dict)
 
@@ -106,9 +108,9 @@ class Chronicle:
         self._updates[history] = _Update(parent=state.history, step=state.step, samples=dict(samples))
         return history
 
-    def gate(self, step: int, history: int) -> None:
-        """A slot has passed the commit gate: everyone relies on this step from now on."""
-        if step >= self.committed[0]:
+    def gate(self, step: int, history: int, generation: int) -> None:
+        """A slot has passed the commit gate of *generation*: everyone relies on this step from now on."""
+        if step >= self.committed[0] and not self._left_behind(generation):
             self._commit(step, history)
 
     def stored(self, slot: int, owner: str, holder: str, state: State) -> None:
@@ -117,8 +119,14 @@ class Chronicle:
             raise Violation(f"the replica of slot {slot} lies on {holder}, the node of the slot itself")
         self._stored.setdefault((state.step, state.history), {}).setdefault(slot, set()).add(holder)
 
-    def stored_alone(self, slot: int, state: State) -> None:
+    def _left_behind(self, generation: int) -> bool:
+        """Whether the job has gone on elsewhere, and no fence could reach a holder of this generation: it may train on, for nobody."""
+        return generation in self._alone and generation < max(self.planned)
+
+    def stored_alone(self, slot: int, state: State, generation: int) -> None:
         """A snapshot is complete and there is no other node to keep a replica."""
+        if self._left_behind(generation):
+            return
         self._stored.setdefault((state.step, state.history), {})[slot] = {""}
 
     def counted(self, step: int) -> None:
@@ -150,6 +158,7 @@ class Chronicle:
         self.memberships.clear()
         self.planned.clear()
         self._stored.clear()
+        self._alone.clear()
         self.committed, self.trained, self.covered = (0, ROOT), False, None
 
     def plan(
@@ -228,6 +237,8 @@ class Chronicle:
         members = Membership(generation=max(self.planned), places=places, width=self.slots // len(places))
         self.guarded = frozenset({*places, *chain.from_iterable(holders.values())})
         self.holders, self.covered = holders, members if len(holders) == len(states) else None
+        if len(places) == 1 and not holders:
+            self._alone.add(members.generation)
         self.at_risk.clear()
 
     def lost(self, node: str) -> None:

@@ -149,7 +149,7 @@ class KeeperModel(MemoryKeeper):
     def _ack(self, slot: Slot, generation: Generation, step: Step) -> None:
         if not self._holders.get(slot):
             with self.vault.open(slot, step, SectionKind.UNIQUE, HeldKind.OWN) as lease:
-                self.model.job.chronicle.stored_alone(slot, read_unique(lease.view))
+                self.model.job.chronicle.stored_alone(slot, read_unique(lease.view), generation)
         super()._ack(slot, generation, step)
 
     def replicas(self, slots: Collection[Slot]) -> list[MemoryModel]:
