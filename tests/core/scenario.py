@@ -405,6 +405,8 @@ def _message(message: m.ToAgent) -> str:
         return _plan(message)
     if isinstance(message, m.Go):
         return f"Go {message.generation}"
+    if isinstance(message, m.Agreed):
+        return f"Agreed {message.generation} step {message.step}"
     if isinstance(message, m.Stop):
         return f"Stop {message.exit_code}: {_value(message.reason)}"
     if isinstance(message, m.EndHung):

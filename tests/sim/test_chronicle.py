@@ -201,3 +201,48 @@ def test_with_a_holder_nobody_trains_on_beside_the_job() -> None:
     advance(made, at(0, ROOT))
     with pytest.raises(Violation, match="not part of the history"):
         made.gate(1, undone, 1)
+
+
+def differing(*lost: str) -> Chronicle:
+    """All agreed at step 1, went on to step 2, and then a comparison failed."""
+    made = chronicle()
+    state = advance(made, at(0, ROOT))
+    made.agree(1)
+    advance(made, state)
+    for node in lost:
+        made.lost(node)
+    return made
+
+
+def test_what_all_agreed_on_outlives_a_loss() -> None:
+    for lost in ((), ("a",), ("b",)):
+        made = differing(*lost)
+        made.plan(2, PLACES, 1, [], fresh=False, distrusted_after=1)
+        with pytest.raises(Violation, match="all agreed at step 1 last, only"):
+            differing(*lost).plan(2, PLACES, 0, [], fresh=False, distrusted_after=1)
+        with pytest.raises(Violation, match="all agreed at step 1 last, only"):
+            differing(*lost).distrust(-1)
+    differing("a", "b").distrust(-1)
+
+
+def test_moving_elsewhere_is_no_reason_to_lose_what_all_agreed_on() -> None:
+    made = differing()
+    made.plan(2, ("c", "b"), 2, copies(at(2, made.committed[1])), fresh=False)
+    made.go(both(at(2, made.committed[1])), ("c", "b"), {0: ("b",), 1: ("c",)})
+    assert "a" in made.needed
+    with pytest.raises(Violation, match="only \\[\\] lost"):
+        made.distrust(-1)
+    made.lost("a")
+    made.lost("b")
+    made.distrust(-1)
+
+
+def test_a_job_that_goes_back_behind_what_all_agreed_on_has_that_again_everywhere() -> None:
+    made = differing("a", "b")
+    made.plan(2, ("c", "d"), 0, [], fresh=False)
+    made.go(both(at(0, ROOT)), ("c", "d"), {0: ("d",), 1: ("c",)})
+    with pytest.raises(Violation, match="all agreed at step 0 last"):
+        made.distrust(-1)
+    made.lost("c")
+    made.lost("d")
+    made.distrust(-1)

@@ -12,6 +12,10 @@ FOUND: dict[tuple[int, str], dict[str, Any]] = {
     (3886, "a new coordinator waited a minute for nodes that were all there"): {},
     (8405, "a node lost after that wait ended the job, as if it had been waited for"): {},
     (4956, "the checker took a lone node's steps for the job's after the job had gone on without it"): {},
+    (5037, "the state that all agreed on was written over for one whose comparison a fence had ended"): {},
+    (5905, "what nodes had of it as members in other places was freed when training went on"): {},
+    (6401, "what a node had of it that had given its place to another was freed"): {},
+    (6513, "what a node had of it that had lost a worker was freed"): {},
 }
 
 

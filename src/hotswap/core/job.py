@@ -285,7 +285,9 @@ class Job:
         # a node holds that has come back to its old place may be long past, and only a keeper have what is newer.
         stayed = self.current.places == self.trained_with
         complete = stayed and choice is not None and all(s.kind in _FROM_MEMBERS for s in choice.sources.values())
-        if (self.awaited() and not complete) or (choice is None and self.unfenced()):
+        # What all agreed on last may be where slots were before, on any node.
+        short = choice is None or (ledger.suspicion is not None and choice.step < ledger.suspicion.verified)
+        if (self.awaited() and not complete) or (short and self.unfenced()):
             return
         if choice is None and any(node not in self.roster for node in self.missed):
             # Cut off, maybe together with everybody; gone only if nothing is heard of them for as long as for any node.

@@ -185,6 +185,9 @@ class Agent:
             self._check.ask(message.reason)
         elif isinstance(message, m.KvValue):
             self.rendezvous.publish(message.generation, message.key, message.value)
+        elif isinstance(message, m.Agreed):
+            if message.generation == self.generation:
+                self.memory.agreed(message.step)
         elif isinstance(message, m.CommitCheckpoint):
             self.memory.commit_checkpoint(message.step, message.generations)
         elif isinstance(message, m.Stop):

@@ -45,5 +45,7 @@ class Ballots:
             )
             if fails:
                 self._job.world.note(f"FAULT: slot {self._odd} differs at step {step}, all agreed at step {verified}")
+            else:
+                self._job.chronicle.agree(step)
             self._found[membership, step] = (Vote(odd=(self._odd,)) if fails else Vote(), verified)
         return self._found[membership, step]

@@ -50,6 +50,16 @@ class Copy:
 
 
 @dataclass(kw_only=True)
+class _Agreed:
+    """What all slots were found to hold alike, and where it was then. ``lost``: nodes that have gone since."""
+
+    step: int
+    members: Membership
+    holders: Mapping[int, tuple[str, ...]]
+    lost: set[str] = field(default_factory=set)
+
+
+@dataclass(kw_only=True)
 class _Update:
     parent: int
     step: int
@@ -76,6 +86,7 @@ class Chronicle:
     guarded: frozenset[str] = frozenset()
     holders: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     covered: Membership | None = None
+    _agreed: _Agreed | None = None
     _alone: set[int] = field(default_factory=set)
     """Generations of one node for which nobody keeps replicas."""
     _updates: dict[int, _Update] = field(default_factory=dict)
@@ -159,7 +170,7 @@ class Chronicle:
         self.planned.clear()
         self._stored.clear()
         self._alone.clear()
-        self.committed, self.trained, self.covered = (0, ROOT), False, None
+        self.committed, self.trained, self.covered, self._agreed = (0, ROOT), False, None, None
 
     def plan(
         self,
@@ -182,6 +193,8 @@ class Chronicle:
         """
         if distrusted_after is not None and resume_step > distrusted_after:
             raise Violation(f"all agreed at step {distrusted_after} last, yet the job goes on from {resume_step}")
+        if distrusted_after is not None:
+            self.distrust(resume_step)
         if distrusted_after is not None or resume_step == told_to_distrust_after:
             step = max(0, min(self.committed[0], resume_step))
             self.committed = (step, self._ancestor(step))
@@ -195,6 +208,21 @@ class Chronicle:
         self._stored = {key: slots for key, slots in self._stored.items() if key[0] <= resume_step}
         if durable is not None:
             self.committed = (durable.step, durable.history)
+
+    def agree(self, step: int) -> None:
+        """All slots hold the same at *step*, each of them in two places at least."""
+        self._agreed = None if self.covered is None else _Agreed(step=step, members=self.covered, holders=self.holders)
+
+    def distrust(self, step: int) -> None:
+        """Going back to *step* (-1: not at all) because states differ is allowed only if what all agreed on last is lost."""
+        agreed = self._agreed
+        if agreed is None or step >= agreed.step:
+            return
+        lost = agreed.lost | self.rotten
+        if survives(agreed.members, agreed.holders, lost, shared=self.shared):
+            raise Violation(
+                f"all agreed at step {agreed.step} last, only {sorted(lost)} lost, yet the job goes back to {step}"
+            )
 
     def resume(self, step: int, places: tuple[str, ...], copies: Iterable[Copy]) -> None:
         """Going on from *step* (-1: not at all) is allowed only if nothing newer was committed or all of it is lost."""
@@ -237,6 +265,8 @@ class Chronicle:
         members = Membership(generation=max(self.planned), places=places, width=self.slots // len(places))
         self.guarded = frozenset({*places, *chain.from_iterable(holders.values())})
         self.holders, self.covered = holders, members if len(holders) == len(states) else None
+        if self._agreed is not None and state.step <= self._agreed.step:
+            self.agree(state.step)
         if len(places) == 1 and not holders:
             self._alone.add(members.generation)
         self.at_risk.clear()
@@ -244,6 +274,15 @@ class Chronicle:
     def lost(self, node: str) -> None:
         """A node has gone, or was cut off for long enough to be given up."""
         self.at_risk.add(node)
+        if self._agreed is not None:
+            self._agreed.lost.add(node)
+
+    @property
+    def needed(self) -> frozenset[str]:
+        """Nodes that have what could be needed, as members or holders, now or when all agreed last."""
+        agreed = self._agreed
+        found = () if agreed is None else (*agreed.members.places, *chain.from_iterable(agreed.holders.values()))
+        return self.guarded.union(found)
 
     def finish(self, steps: int) -> None:
         """Every script has ended: all steps were done, each with its own samples, in one history."""

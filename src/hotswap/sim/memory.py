@@ -141,6 +141,12 @@ class KeeperModel(MemoryKeeper):
         if self.model.job.setup.drop_undone:
             super().undo_after(step)
 
+    def forget_moved(self, slots: Collection[Slot]) -> None:
+        """As in production, unless the world is spoilt: then what all agreed on last is freed as well."""
+        if not self.model.job.setup.keep_agreed:
+            self.vault.keep(())
+        super().forget_moved(slots)
+
     def _ended(self, task: asyncio.Task[None]) -> None:
         super()._ended(task)
         if not task.cancelled() and (error := task.exception()) is not None:
