@@ -60,11 +60,14 @@ def test_a_number_is_used_once() -> None:
         made.membership(2, ("a", "c"))
 
 
-def test_without_a_log_only_what_comes_to_life_counts() -> None:
-    made = chronicle(strict=False)
-    made.membership(1, ("a", "c"))
+def test_a_number_is_used_once_without_a_log_too() -> None:
+    with pytest.raises(Violation, match="two memberships"):
+        chronicle(strict=False).membership(1, ("a", "c"))
     with pytest.raises(Violation, match="come to life"):
-        made.plan(1, ("a", "c"), 0, [], fresh=False)
+        chronicle(strict=False).plan(1, ("a", "c"), 0, [], fresh=False)
+    made = chronicle(strict=False)
+    made.begin_anew()
+    made.membership(1, ("a", "c"))
 
 
 def test_steps_and_histories_do_not_mix() -> None:
@@ -246,3 +249,14 @@ def test_a_job_that_goes_back_behind_what_all_agreed_on_has_that_again_everywher
     made.lost("c")
     made.lost("d")
     made.distrust(-1)
+
+
+def test_what_slots_share_is_not_taken_from_the_odd_one() -> None:
+    for odd in (0, 1):
+        made = differing("a")
+        made.shared, made.odd = True, frozenset({odd})
+        if odd:
+            made.distrust(-1)
+        else:
+            with pytest.raises(Violation, match="all agreed"):
+                made.distrust(-1)

@@ -24,7 +24,19 @@ from hotswap.core.roster import Roster
 from hotswap.core.shards import Shards
 from hotswap.core.tempo import SlowWatch
 from hotswap.core.transitions import RUNNING, TRAINS, Phase
-from hotswap.core.types import HeldKind, Membership, NodeId, Role, Slot, Source, SourceKind, Step, Suspicion, host_of
+from hotswap.core.types import (
+    Generation,
+    HeldKind,
+    Membership,
+    NodeId,
+    Role,
+    Slot,
+    Source,
+    SourceKind,
+    Step,
+    Suspicion,
+    host_of,
+)
 from hotswap.errors import EXIT_OK, EXIT_REQUEUE
 
 FAILURES_MAX = 2
@@ -44,7 +56,8 @@ class Job:
         self.limits = limits
         self.phase = Phase.FORMING
         self.membership: Membership | None = None
-        self.newest_generation = past.generation
+        self.newest_generation = self.recorded = past.generation
+        self.floor = past.floor
         self.counsel = Counsel(dict(past.excluded))
         self.roster = Roster(limits.width, self.counsel)
         self.detector = SilenceDetector(limits.detection_budget_s)
@@ -97,6 +110,14 @@ class Job:
     def superseded(self) -> bool:
         """Whether the log tells of a later generation than the one that is known: it was planned and may have trained."""
         return self.current.generation < self.planned_generation
+
+    def used_up(self, generation: Generation) -> None:
+        """A node has accepted *generation*. If no record tells of it, there may be later ones that nobody here has heard of.
+
+        Their members may train on somewhere, so their numbers must not be given to others.
+        """
+        free = self.floor if generation > self.recorded else 0
+        self.newest_generation = max(self.newest_generation, generation, free - 1)
 
     def forget(self) -> None:
         """What was believed of the present generation is worth nothing: another coordinator has gone on elsewhere."""

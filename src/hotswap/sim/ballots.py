@@ -44,6 +44,7 @@ class Ballots:
                 default=NEVER,
             )
             if fails:
+                self._job.chronicle.odd = frozenset({self._odd})
                 self._job.world.note(f"FAULT: slot {self._odd} differs at step {step}, all agreed at step {verified}")
             else:
                 self._job.chronicle.agree(step)

@@ -68,7 +68,7 @@ class _Update:
 
 @dataclass(kw_only=True)
 class Chronicle:
-    """Ground truth. ``slots``: of the job; ``strict``: numbers of generations must be unique even if nobody trains in them.
+    """Ground truth. ``slots``: of the job; ``strict``: by a log or a store every coordinator knows whether the job has trained.
 
     ``shared``: a replica is not all of a slot's state; the rest has every other slot in its own snapshot.
     """
@@ -85,6 +85,8 @@ class Chronicle:
     """Nodes whose replicas are not what they were."""
     guarded: frozenset[str] = frozenset()
     holders: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    odd: frozenset[int] = frozenset()
+    """Slots that were found to differ from their peers: what is shared is not taken from them."""
     covered: Membership | None = None
     _agreed: _Agreed | None = None
     _alone: set[int] = field(default_factory=set)
@@ -98,13 +100,11 @@ class Chronicle:
         """A coordinator announces a membership."""
         newest = max(self.memberships if generation not in self.memberships else self.planned, default=0)
         known = self.memberships.setdefault(generation, places)
-        if self.strict and known != places:
+        if known != places:
             raise Violation(f"two memberships of generation {generation}: {known} and {places}")
         # A number that nobody has heard of is used up, but the generation before goes on.
-        if self.strict and generation < newest:
+        if generation < newest:
             raise Violation(f"generation {generation} is announced after {newest}")
-        # Without a log a number may be announced again that nobody has accepted: the newest announcement counts.
-        self.memberships[generation] = places
 
     def meet(self, what: str, where: object, states: Mapping[int, State]) -> None:
         """All slots have entered a collective: they must stand at the same step of the same history."""
@@ -219,6 +219,9 @@ class Chronicle:
         if agreed is None or step >= agreed.step:
             return
         lost = agreed.lost | self.rotten
+        sound = [slot for slot in agreed.members.slots if slot not in self.odd]
+        if self.shared and all(agreed.members.node_of(slot) in lost for slot in sound):
+            return
         if survives(agreed.members, agreed.holders, lost, shared=self.shared):
             raise Violation(
                 f"all agreed at step {agreed.step} last, only {sorted(lost)} lost, yet the job goes back to {step}"

@@ -378,11 +378,6 @@ class JobModel:
         self.world.note(f"{plan}")
         self._note_absent()
         self._last_plan = plan
-        known = any(node.agent.generation >= plan.generation and node.agent.training for node in self.living())
-        if not known and not self.remembers:
-            # Without a log a number may be used again that nobody knows any more.
-            self.chronicle.planned.pop(plan.generation, None)
-            self.gone_on = min(self.gone_on, plan.generation - 1)
         kinds = {source.kind for source in plan.sources.values()}
         durable = self.storage.state(plan.resume_step) if SourceKind.CHECKPOINT in kinds else None
         self.chronicle.plan(
