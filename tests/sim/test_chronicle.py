@@ -66,6 +66,10 @@ def test_a_number_is_used_once_without_a_log_too() -> None:
     with pytest.raises(Violation, match="come to life"):
         chronicle(strict=False).plan(1, ("a", "c"), 0, [], fresh=False)
     made = chronicle(strict=False)
+    made.membership(3, ("a", "c"))
+    made.membership(1, PLACES)
+    with pytest.raises(Violation, match="announced after"):
+        made.membership(2, ("a", "d"))
     made.begin_anew()
     made.membership(1, ("a", "c"))
 

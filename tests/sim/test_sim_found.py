@@ -15,6 +15,10 @@ FOUND: dict[tuple[int, str], dict[str, Any]] = {
     (5037, "the state that all agreed on was written over for one whose comparison a fence had ended"): {},
     (5905, "what nodes had of it as members in other places was freed when training went on"): {},
     (6401, "what a node had of it that had given its place to another was freed"): {},
+    (
+        7153,
+        "a slot that came back to what was kept of it had memory that a rehearsal had reserved, which was too small",
+    ): {},
     (181, "without a log a number was given to a second membership"): {
         "coordinators": 1,
         "faults": 14,

@@ -117,16 +117,19 @@ class MemoryKeeper:
     async def prepare(self, slot: Slot, source: Source, granted: list[MemoryFile]) -> None:
         """Memory for what *source* is going to bring, and for a worker that has mapped what this node has freed since.
 
-        The latter was made a spare meanwhile; *granted* is what it has mapped. Nor has a slot any that comes back to what is kept of it.
+        The latter was made a spare meanwhile; *granted* is what it has mapped. A slot that comes back to what is kept of it has none either,
+        or what a rehearsal has reserved, which may be smaller.
         """
         if source.kind is SourceKind.REPLICA:
             await self.reserve(
                 slot, int(GROWTH * (source.shared_nbytes + source.unique_nbytes)), self._config.snapshot_buffers
             )
-        elif not self.vault.granted(slot):
-            nbytes = granted[0].nbytes if granted else self.vault.kept_nbytes(slot)
-            if nbytes:
-                await self.reserve(slot, nbytes, max(len(granted), self._config.snapshot_buffers))
+            return
+        present = self.vault.granted(slot)
+        kept = self.vault.kept_nbytes(slot) if source.kind is SourceKind.OWN else 0
+        nbytes = max([kept, *(file.nbytes for file in granted[:1])])
+        if nbytes and (not present or present[0].nbytes < kept):
+            await self.reserve(slot, nbytes, max(len(granted), self._config.snapshot_buffers))
 
     def buffers(self, slot: Slot) -> list[MemoryFile]:
         """The memory files the worker of *slot* writes to, in the order in which it numbers them."""

@@ -217,7 +217,7 @@ class Vault:
         return adoption
 
     def kept_nbytes(self, slot: Slot) -> int:
-        """Size of the memory that own snapshots of *slot* are in though none is granted to its worker; 0 if there are none."""
+        """Size of the memory, no longer granted, that own snapshots of *slot* are still in; 0 if there are none."""
         with self._lock:
             return max((buffer.memory.nbytes for buffer in self._superseded.get(slot, ())), default=0)
 
