@@ -688,3 +688,15 @@ def test_memory_that_a_spare_reserved_is_freed_beside_what_is_kept(vault: Vault)
     assert held(vault, OWN) == [(3, 1)]
     vault.close()
     assert vault.bytes_reserved == 0
+
+
+def test_a_pinned_snapshot_outlives_the_memory_it_is_in(vault: Vault) -> None:
+    vault.reserve(3, 1100, 3)
+    complete(vault, section(owner=3, step=1))
+    vault.pin(3, 1)
+    for step in (2, 3):
+        complete(vault, section(owner=3, step=step))
+    vault.reserve(3, 9900, 2)
+    assert held(vault, OWN) == [(3, 1), (3, 2), (3, 3)]
+    vault.unpin(3, 1)
+    assert held(vault, OWN) == [(3, 2), (3, 3)]

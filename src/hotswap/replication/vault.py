@@ -464,7 +464,7 @@ class Vault:
         replaced = self._superseded.get(slot, [])
         ages = sorted((age(b) for b in self._own_buffers(slot) if b.content is not None), reverse=True)
         for buffer in list(replaced):
-            if age(buffer) not in ages[:BUFFERS_MIN] and not self._is_kept(buffer):
+            if age(buffer) not in ages[:BUFFERS_MIN] and not self._is_kept(buffer) and not buffer.pins:
                 clear(buffer)
                 self._close_if_spent(buffer)
             if buffer.memory.closed:
