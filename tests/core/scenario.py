@@ -28,7 +28,7 @@ from hotswap.core.events import (
     Tick,
 )
 from hotswap.core.keep import GroupState
-from hotswap.core.past import recall
+from hotswap.core.past import Past, recall
 from hotswap.core.progress import GroupProgress, Progress
 from hotswap.core.types import Endpoint, Generation, Held, HeldKind, NodeId, Slot, Source, Step, Suspicion, WorkerState
 
@@ -81,7 +81,8 @@ class Scenario:
             return self._job(words[1:])
         if line.startswith("coordinator restarts"):
             logs = {"with the log": self.log, "with an empty log": [], "with an old log": OLD_LOG}
-            past = next((recall(log) for words, log in logs.items() if line.endswith(words)), None)
+            past = next((recall(log) for words, log in logs.items() if line.endswith(words)), Past())
+            past = replace(past, floor=int(words[-1]) if line.endswith(f"numbers from {words[-1]}") else 0)
             self.machine = Coordinator(self.limits, self.now, past)
             return []
         if words[0] == "tick":
@@ -405,6 +406,8 @@ def _message(message: m.ToAgent) -> str:
         return _plan(message)
     if isinstance(message, m.Go):
         return f"Go {message.generation}"
+    if isinstance(message, m.Agreed):
+        return f"Agreed {message.generation} step {message.step}"
     if isinstance(message, m.Stop):
         return f"Stop {message.exit_code}: {_value(message.reason)}"
     if isinstance(message, m.EndHung):

@@ -783,6 +783,34 @@ def test_a_worker_that_differs_is_ended_and_what_is_suspect_is_told_with_the_fen
     play(scenario())
 
 
+def test_a_node_that_gave_its_place_away_keeps_what_all_agreed_on_until_it_hears_of_another(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    async def scenario() -> None:
+        async with bench(tmp_path, monkeypatch) as it:
+            it.peer = holder(tmp_path)
+            worker = await it.training_worker(step=4)
+            worker.say(w.Comparing(generation=1, step=4, verified=-1))
+            worker.say(w.Compared(generation=1, step=4, verified=4))
+            await it.hear(m.StateCompared)
+            it.fence(2, ("c#1", "b#1"))
+            await worker.hear(m.Fence)
+            worker.park(2, step=4)
+            await it.hear(m.NodeFenced)
+            it.plan(2, 4, Source(kind=SourceKind.FRESH), push=False)
+            it.tell(m.Go(generation=2))
+            it.tell(m.Agreed(generation=1, step=9))
+            it.fence(3, ("c#1", "b#1"))
+            held = (await it.hear(m.NodeFenced)).held
+            assert [(item.slot, item.step) for item in held] == [(0, 4)]
+            it.plan(3, 4, Source(kind=SourceKind.FRESH), push=False)
+            it.tell(m.Go(generation=3))
+            it.tell(m.Agreed(generation=3, step=5))
+            await until(lambda: it.agent.memory.inventory() == ())
+
+    play(scenario())
+
+
 def test_what_is_suspect_is_told_although_a_fence_came_first(tmp_path: Path, monkeypatch: Patch) -> None:
     async def scenario() -> None:
         async with bench(tmp_path, monkeypatch) as it:

@@ -356,6 +356,29 @@ def test_generations_that_a_dead_coordinator_announced_are_used_up(tmp_path: Pat
         play(scenario())
 
 
+def test_without_a_record_numbers_are_above_all_that_there_can_have_been(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A coordinator before may have announced more than this agent has heard of, and so may each one that had no log either."""
+
+    async def scenario() -> None:
+        numbers = [4]
+        for log in ("one", "two"):
+            (tmp_path / log).mkdir()
+            async with serving(tmp_path / log, capfd) as (_, port):
+                link = await join(port, generation=4, places=("a#1",), planned=True)
+                numbers.append((await hear(link, m.Fence)).generation)
+                link.close()
+        assert 4 < numbers[1] < numbers[2] <= 1000 * time.time()
+        # With the log nothing is left to guess.
+        async with serving(tmp_path / "two", capfd, restarted=True) as (_, port):
+            link = await join(port, generation=numbers[2], places=("a#1",), planned=True)
+            assert (await hear(link, m.Fence)).generation <= numbers[2] + 2
+            link.close()
+
+    play(scenario())
+
+
 def test_a_coordinator_that_did_not_run_blames_nobody_for_silence(tmp_path: Path) -> None:
     budget_s = 0.5
     with process(settings(tmp_path, nodes_max=2, timing=Timing(detection_budget_s=budget_s))) as made:

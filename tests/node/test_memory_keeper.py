@@ -246,6 +246,49 @@ def test_a_plan_drops_the_undone_future_and_go_what_others_have_now(tmp_path: Pa
     play(scenario())
 
 
+@pytest.mark.parametrize("rehearsed", [False, True])
+def test_what_all_agreed_on_last_outlives_a_move_until_they_agree_again(tmp_path: Path, rehearsed: bool) -> None:
+    async def scenario() -> None:
+        async with nodes(tmp_path) as (a, b):
+            for step in (1, 2):
+                a.snapshot(0, step, b"unique", shared=b"shared")
+                await until(lambda step=step: (0, 1, step) in a.acked)
+            for node in (a, b):
+                node.keeper.agreement.comparing(1, -1)
+                node.keeper.agreed(1)
+                node.keeper.fence(2)
+                node.keeper.adopt_plan(replace(plan(2, holders={0: ("d#1",)}), generation=2))
+                node.keeper.agreed(1)
+                assert node.held(HeldKind.OWN) | node.held(HeldKind.REPLICA) == {(0, 1), (0, 2)}, "not before Go"
+                node.keeper.forget_moved([])
+                assert node.held(HeldKind.OWN) | node.held(HeldKind.REPLICA) == {(0, 1)}
+            # The slot comes back, and its new worker has no memory yet, or too little of it.
+            if rehearsed:
+                await a.keeper.reserve(0, 4, 2)
+            located = await a.fetch(0, Source(kind=SourceKind.OWN), 1)
+            assert located is not None
+            assert a.read(0, located.buffer, 12) == b"sharedunique"
+            for node in (a, b):
+                node.keeper.agreed(4)
+                assert node.held(HeldKind.REPLICA) == set()
+            assert b.keeper.vault.bytes_reserved == 0
+
+    play(scenario())
+
+
+def test_a_plan_that_goes_back_further_undoes_what_was_agreed_on(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with nodes(tmp_path) as (a, _):
+            a.keeper.agreed(5)
+            a.keeper.fence(2)
+            a.keeper.adopt_plan(replace(plan(3, holders={}), generation=2))
+            assert a.keeper.agreement.step == 3
+            a.keeper.undo_after(2)
+            assert a.keeper.agreement.step == 2
+
+    play(scenario())
+
+
 # --- locate ------------------------------------------------------------------------------------------------------------
 
 

@@ -639,3 +639,69 @@ def test_a_pin_leaves_room_to_write_beside_what_is_kept(vault: Vault) -> None:
         vault.pin(3, 3)
     vault.unpin(3, 2)
     vault.pin(3, 3)
+
+
+def test_what_is_kept_of_a_slot_that_has_moved_stays_until_it_is_not_kept_any_more(vault: Vault) -> None:
+    """Peers may turn out to differ later: then this may be the only copy of the state that they agreed on."""
+    vault.reserve(3, 1100, 3)
+    vault.keep((1,))
+    for step in (1, 2, 3):
+        complete(vault, section(owner=3, step=step))
+        receive(vault, section(owner=5, step=step))
+    for _ in range(2):
+        vault.forget_moved(3, OWN, since=1)
+        vault.forget_moved(5, REPLICA, since=1)
+        assert held(vault, OWN) == [(3, 1)]
+        assert held(vault, REPLICA) == [(5, 1)]
+    assert vault.granted(3) == []
+    assert vault.kept_nbytes(3) >= 1100
+    assert read(vault, 3, 1, SHARED) and read(vault, 3, 1, UNIQUE, OWN)
+    vault.keep((4,))
+    vault.forget_moved(3, OWN, since=1)
+    vault.forget_moved(5, REPLICA, since=1)
+    assert held(vault, OWN) == held(vault, REPLICA) == []
+    assert vault.bytes_reserved == vault.kept_nbytes(3) == 0
+
+
+def test_a_slot_comes_back_to_what_is_kept_of_it(vault: Vault) -> None:
+    vault.reserve(3, 1100, 3)
+    for step in (1, 2):
+        complete(vault, section(owner=3, step=step))
+    vault.keep((1,))
+    vault.forget_moved(3, OWN, since=1)
+    vault.reserve(3, 1100, 3)
+    # A worker that was a spare's before may want this memory: there is nothing in it that has moved.
+    vault.forget_moved(3, OWN, since=1)
+    assert len(vault.granted(3)) == 3
+    for step in (5, 6, 7):
+        complete(vault, section(owner=3, step=step, generation=2))
+    assert held(vault, OWN) == [(3, 1), (3, 5), (3, 6), (3, 7)]
+    vault.keep((7,))
+    complete(vault, section(owner=3, step=8, generation=2))
+    assert held(vault, OWN) == [(3, 6), (3, 7), (3, 8)]
+
+
+def test_memory_that_a_spare_reserved_is_freed_beside_what_is_kept(vault: Vault) -> None:
+    vault.reserve(3, 1100, 3)
+    complete(vault, section(owner=3, step=1))
+    vault.keep((1,))
+    vault.forget_moved(3, OWN, since=1)
+    before = vault.bytes_reserved
+    vault.reserve(3, 5000, 2)
+    vault.forget_empty(3)
+    assert vault.bytes_reserved == before
+    assert held(vault, OWN) == [(3, 1)]
+    vault.close()
+    assert vault.bytes_reserved == 0
+
+
+def test_a_pinned_snapshot_outlives_the_memory_it_is_in(vault: Vault) -> None:
+    vault.reserve(3, 1100, 3)
+    complete(vault, section(owner=3, step=1))
+    vault.pin(3, 1)
+    for step in (2, 3):
+        complete(vault, section(owner=3, step=step))
+    vault.reserve(3, 9900, 2)
+    assert held(vault, OWN) == [(3, 1), (3, 2), (3, 3)]
+    vault.unpin(3, 1)
+    assert held(vault, OWN) == [(3, 2), (3, 3)]

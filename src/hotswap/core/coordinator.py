@@ -188,7 +188,7 @@ class Coordinator:
     def _learn(self, message: m.Register, now: float) -> None:
         """There was a coordinator before this one: find out how far it had got."""
         job = self.job
-        job.newest_generation = max(job.newest_generation, message.generation)
+        job.used_up(message.generation)
         if message.generation and (job.membership is None or message.generation > job.membership.generation):
             self._recollect(message, now)
 
@@ -200,8 +200,11 @@ class Coordinator:
             self._recollecting_since = now
 
     def _take_over_if_complete(self, now: float) -> None:
-        # A later generation that was planned may have trained: it is waited for, though nobody has spoken of it yet.
-        if not self.job.superseded and all(member in self.job.roster for member in self.job.current.places):
+        job = self.job
+        # A later generation that was planned may have trained: it is waited for, though nobody has spoken of it yet. Where no
+        # record tells whether there is a later one, all nodes are, for as long as one may be silent.
+        newest = job.current.generation <= job.recorded or len(job.roster) >= self.limits.nodes_max
+        if newest and not job.superseded and all(member in job.roster for member in job.current.places):
             self._take_over(now)
 
     def _take_over(self, now: float) -> None:
@@ -257,7 +260,7 @@ class Coordinator:
         that one counts, and its members are waited for as if this coordinator had only just begun.
         """
         job = self.job
-        job.newest_generation = max(job.newest_generation, message.generation)
+        job.used_up(message.generation)
         job.record("generation_conflict", {"node": node, "announced": message.generation})
         if message.generation > job.current.generation and any(n not in job.roster for n in job.current.places):
             job.forget()

@@ -24,7 +24,7 @@ from hotswap.core.roster import Roster
 from hotswap.core.shards import Shards
 from hotswap.core.tempo import SlowWatch
 from hotswap.core.transitions import RUNNING, TRAINS, Phase
-from hotswap.core.types import Membership, NodeId, Role, Slot, SourceKind, Step, Suspicion, host_of
+from hotswap.core.types import Generation, Membership, NodeId, Role, Slot, SourceKind, Step, Suspicion, host_of
 from hotswap.errors import EXIT_OK, EXIT_REQUEUE
 
 FAILURES_MAX = 2
@@ -44,7 +44,8 @@ class Job:
         self.limits = limits
         self.phase = Phase.FORMING
         self.membership: Membership | None = None
-        self.newest_generation = past.generation
+        self.newest_generation = self.recorded = past.generation
+        self.floor = past.floor
         self.counsel = Counsel(dict(past.excluded), dict(past.avoided))
         self.roster = Roster(limits.width, self.counsel)
         self.detector = SilenceDetector(limits.detection_budget_s)
@@ -97,6 +98,14 @@ class Job:
     def superseded(self) -> bool:
         """Whether the log tells of a later generation than the one that is known: it was planned and may have trained."""
         return self.current.generation < self.planned_generation
+
+    def used_up(self, generation: Generation) -> None:
+        """A node has accepted *generation*. If no record tells of it, there may be later ones that nobody here has heard of.
+
+        Their members may train on somewhere, so their numbers must not be given to others.
+        """
+        free = self.floor if generation > self.recorded else 0
+        self.newest_generation = max(self.newest_generation, generation, free - 1)
 
     def forget(self) -> None:
         """What was believed of the present generation is worth nothing: another coordinator has gone on elsewhere."""
@@ -249,6 +258,14 @@ class Job:
         self.enter(Phase.WAITING, now)
         self.record("waiting_for_node", {"missing": missing, "wait_s": self.limits.spare_wait_s})
 
+    def _listen(self, now: float) -> None:
+        """No place is empty, but a node that is not here may have what is missing; if all are here, hardly any."""
+        limits, all_here = self.limits, len(self.roster) >= self.limits.nodes_max
+        wait_s = max(limits.detection_budget_s, 0.0 if all_here else limits.spare_wait_s)
+        self.attempt.listens_until = self.taken_over_at + wait_s
+        self.enter(Phase.WAITING, now)
+        self.record("waiting_for_node", {"missing": 1, "wait_s": wait_s})
+
     # --- plan ------------------------------------------------------------------------------------------------------
 
     def awaited(self) -> list[NodeId]:
@@ -277,7 +294,9 @@ class Job:
         # a node holds that has come back to its old place may be long past, and only a keeper have what is newer.
         stayed = self.current.places == self.trained_with
         complete = stayed and choice is not None and all(s.kind in _FROM_MEMBERS for s in choice.sources.values())
-        if (self.awaited() and not complete) or (choice is None and self.unfenced()):
+        # What all agreed on last may be where slots were before, on any node.
+        short = choice is None or (ledger.suspicion is not None and choice.step < ledger.suspicion.verified)
+        if (self.awaited() and not complete) or (short and self.unfenced()):
             return
         if choice is None and any(node not in self.roster for node in self.missed):
             # Cut off, maybe together with everybody; gone only if nothing is heard of them for as long as for any node.
@@ -285,7 +304,7 @@ class Job:
             return
         if choice is None and now < self.taken_over_at + self.limits.detection_budget_s:
             # Nodes without a place may have what is missing, and find this coordinator a moment later than the members.
-            self._wait(1, now)
+            self._listen(now)
             return
         choice = choice or self._without_memory(self.attempt)
         if choice is None:
@@ -318,9 +337,13 @@ class Job:
             self.missed.update(node for node in silent if node in self.current.places)
 
     def end_wait(self, now: float) -> None:
-        """Nobody came. What only silent nodes have is lost then; that nodes are missing ends the job."""
+        """Nobody came. What only silent nodes have is lost then; that nodes are missing ends the job.
+
+        This wait is over: should a node be lost from here on, the one for another begins then.
+        """
         if all(node in self.roster for node in self.current.places):
             self.missed.clear()
+            self.waiting = None
             self.recover("nodes that are needed did not come back", now)
             return
         reason = f"no spare and no new node within {self.limits.spare_wait_s:g} s"
@@ -474,6 +497,8 @@ class Job:
     def phase_deadline(self) -> float:
         """When a recovery's phase has taken too long; training may take as long as it wants."""
         limits = self.limits
+        if self.phase is Phase.WAITING and self.attempt.listens_until is not None:
+            return self.attempt.listens_until
         if self.phase is Phase.WAITING:
             return salvage.wait_ends(self)
         if self.phase is Phase.FENCING:

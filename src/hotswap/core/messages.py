@@ -338,9 +338,17 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Go:
-    """Every slot is ready: train. A spare may free what it held for the nodes that do."""
+    """Every slot is ready: train. A spare may free what it held for the nodes that do, but for what all agreed on last."""
 
     generation: Generation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreed:
+    """To who has no workers in training: all slots agree on *step*. What is kept of earlier ones for the case of a difference may go."""
+
+    generation: Generation
+    step: Step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -445,5 +453,19 @@ class Follow:
 
 
 ToAgent = Union[
-    Lead, Follow, Fence, Plan, Go, EndHung, CheckNode, Halt, DrainNode, Strike, Salvage, CommitCheckpoint, KvValue, Stop
+    Lead,
+    Follow,
+    Fence,
+    Plan,
+    Go,
+    Agreed,
+    EndHung,
+    CheckNode,
+    Halt,
+    DrainNode,
+    Strike,
+    Salvage,
+    CommitCheckpoint,
+    KvValue,
+    Stop,
 ]

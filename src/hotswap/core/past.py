@@ -2,7 +2,9 @@
 
 It is not needed: a coordinator without it learns what matters from the agents. With it, it knows two things that the
 agents may not: which numbers of generations are used up though nobody who is left has heard of them, and whether the job
-has ever trained, even if no node is left that has.
+has ever trained, even if no node is left that has. A record may be missing, or end too early; whoever has accepted a later
+generation than it tells of shows that. Which numbers are used up only a clock can say then, which no coordinator before can have
+been ahead of.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ class Past:
     """``generation``: the newest that was announced. ``plans``: generation and resume step of the plans that still matter.
 
     ``started``: training was told to go at least once. ``exit_code``: the job was ended with it, for ``reason``. ``excluded``:
-    hosts that are to get no place any more, and why; ``avoided``: those that are to come last.
+    hosts that are to get no place any more, and why; ``avoided``: those that are to come last. ``floor``: no earlier coordinator has
+    used this number or a higher one; 0 where the record is complete for certain.
     """
 
     generation: Generation = 0
@@ -31,6 +34,7 @@ class Past:
     reason: str = ""
     excluded: tuple[tuple[str, str], ...] = ()
     avoided: tuple[tuple[str, str], ...] = ()
+    floor: Generation = 0
 
     def after(self, event: str, fields: Mapping[str, object]) -> Past:
         """What is known once *event* has been recorded with its *fields*."""

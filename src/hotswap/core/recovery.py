@@ -40,7 +40,8 @@ class Recovery:
     """``lost``: slots whose process is new and holds nothing. ``started_at`` is when the first attempt began, in seconds.
 
     ``probe``: no loss explains the end of the last generation; the network may. ``moved_nbytes``: what a slot's state can have
-    to travel, at most: fetched, and sent on to its holder.
+    to travel, at most: fetched, and sent on to its holder. ``listens_until``: a new coordinator gives nodes until then that may
+    have what is missing, and have not found it yet.
     """
 
     cause: str
@@ -53,6 +54,7 @@ class Recovery:
     ready: set[Slot] = field(default_factory=set)
     resume_step: Step = 0
     moved_nbytes: int = 0
+    listens_until: float | None = None
     redone: int = 0
     phases_ms: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASE_NAMES.values(), 0.0))
 

@@ -6,7 +6,7 @@ from hotswap.core import messages as m
 from hotswap.core.integrity import NEVER, TIMES_MAX
 from hotswap.core.job import Job
 from hotswap.core.transitions import TRAINS
-from hotswap.core.types import NodeId, Slot, Suspicion
+from hotswap.core.types import NodeId, Role, Slot, Suspicion
 from hotswap.errors import EXIT_DO_NOT_REQUEUE, EXIT_REQUEUE
 
 NOBODY_KNOWS = "with two that differ nobody can tell which one is right"
@@ -22,6 +22,9 @@ def heed(job: Job, message: m.StateCompared, now: float) -> None:
     """
     if not (message.odd or message.undecided):
         job.record("state_compared", {"step": message.step})
+        for node in job.roster:
+            if job.role(node) is Role.SPARE:
+                job.send(node, m.Agreed(generation=message.generation, step=message.step))
         return
     if job.phase not in TRAINS or not job.offenders.news(message):
         return

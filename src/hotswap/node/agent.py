@@ -189,6 +189,9 @@ class Agent:
             self._spawn_task(self._strikes.obey(message))
         elif isinstance(message, m.KvValue):
             self.rendezvous.publish(message.generation, message.key, message.value)
+        elif isinstance(message, m.Agreed):
+            if message.generation == self.generation:
+                self.memory.agreed(message.step)
         elif isinstance(message, m.CommitCheckpoint):
             self.memory.commit_checkpoint(message.step, message.generations)
         elif isinstance(message, m.Stop):

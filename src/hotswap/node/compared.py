@@ -21,7 +21,7 @@ def heed(
 ) -> None:
     """Remember it, pass it on, and end a worker that is odd: whatever made it so, its process is not trusted any more."""
     if isinstance(told, w.Comparing):
-        memory.vault.keep((told.verified, told.step))
+        memory.agreement.comparing(told.step, told.verified)
         return
     memory.compared(worker.slot, told, pool.call)
     if (news := forwarded(worker.slot, told)) is not None:

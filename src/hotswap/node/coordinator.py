@@ -17,6 +17,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from hotswap.core.coordinator import Coordinator, Limits
 from hotswap.core.events import Disconnect, Effect, Event, Exit, FromNode, NodeGone, Record, Send, StopAsked, Tick
 from hotswap.core.past import Past, recall
 from hotswap.core.rendezvous import RendezvousTable
-from hotswap.core.types import NodeId
+from hotswap.core.types import Generation, NodeId
 from hotswap.errors import (
     EXIT_REQUEUE,
     EXIT_USAGE,
@@ -87,7 +88,12 @@ class CoordinatorServer:
     def _recall(self) -> Past | None:
         if self.leadership is not None:
             return self.leadership.record.past
-        return recall(self.events.read()) if self.config.restarted else None
+        # If it is not the whole story, though it may seem so, numbers of generations must be above all that there were.
+        return replace(recall(self.events.read() if self.config.restarted else ()), floor=self._first_free_number())
+
+    def _first_free_number(self) -> Generation:
+        """An earlier coordinator of this job had an earlier time to begin with, and no new generation each millisecond."""
+        return int(1000 * time.time())
 
     # What touches the machine is made here, so that the simulator can put something else in its place.
 

@@ -24,6 +24,7 @@ from hotswap.core.types import (
     Suspicion,
 )
 from hotswap.errors import Fenced, HotswapError, PeerFault, PeerUnreachable
+from hotswap.node.agreement import Agreement
 from hotswap.replication import durable_index
 from hotswap.replication.buffers import Located
 from hotswap.replication.memory import MemoryFile
@@ -63,6 +64,7 @@ class MemoryKeeper:
         self._on_durable = on_durable
         self._on_committed = on_committed
         self.vault = Vault(where=f"in the memory of {node}")
+        self.agreement = Agreement(self._keep)
         self.acked: dict[Slot, Step] = {}
         self.suspicion: Suspicion | None = None
         """What a comparison of states has found wrong since the last plan."""
@@ -72,6 +74,8 @@ class MemoryKeeper:
         self.endpoints: dict[NodeId, Endpoint] = {}
         self._generation: Generation = 0
         self._holders: dict[Slot, tuple[NodeId, ...]] = {}
+        self._mine: Collection[Slot] | None = None
+        """This node's slots while it is certain that nobody needs what it has of others; None from a fence on."""
         self._server: TransferServer | None = None
         self._client = TransferClient(
             token=config.token, streams=config.transfer_streams, connect_s=config.timing.connect_s
@@ -113,14 +117,19 @@ class MemoryKeeper:
     async def prepare(self, slot: Slot, source: Source, granted: list[MemoryFile]) -> None:
         """Memory for what *source* is going to bring, and for a worker that has mapped what this node has freed since.
 
-        The latter was made a spare meanwhile; *granted* is what it has mapped.
+        The latter was made a spare meanwhile; *granted* is what it has mapped. A slot that comes back to what is kept of it has none either,
+        or what a rehearsal has reserved, which may be smaller.
         """
         if source.kind is SourceKind.REPLICA:
             await self.reserve(
                 slot, int(GROWTH * (source.shared_nbytes + source.unique_nbytes)), self._config.snapshot_buffers
             )
-        elif granted and not self.vault.granted(slot):
-            await self.reserve(slot, granted[0].nbytes, len(granted))
+            return
+        present = self.vault.granted(slot)
+        kept = self.vault.kept_nbytes(slot) if source.kind is SourceKind.OWN else 0
+        nbytes = max([kept, *(file.nbytes for file in granted[:1])])
+        if nbytes and (not present or present[0].nbytes < kept):
+            await self.reserve(slot, nbytes, max(len(granted), self._config.snapshot_buffers))
 
     def buffers(self, slot: Slot) -> list[MemoryFile]:
         """The memory files the worker of *slot* writes to, in the order in which it numbers them."""
@@ -225,9 +234,17 @@ class MemoryKeeper:
         if told.odd or told.undecided:
             self.suspicion = Suspicion(verified=told.verified, odd=told.odd)
             return
-        self.vault.keep((told.step,))
+        self.agreed(told.step)
         if told.durable:
             self.make_durable(slot, told.step, told.generation, call)
+
+    def _keep(self, steps: Collection[Step]) -> None:
+        self.vault.keep(steps)
+
+    def agreed(self, step: Step) -> None:
+        """All slots agree on *step*: what was kept of slots that have moved, for the case that they don't, may go."""
+        self.agreement.reached(step)
+        self._free_moved()
 
     # --- recovery --------------------------------------------------------------------------------------------------
 
@@ -235,7 +252,7 @@ class MemoryKeeper:
         """End all older generations in this memory."""
         self._generation = generation
         self.acked.clear()
-        self._holders = {}
+        self._holders, self._mine = {}, None
         self.vault.fence(generation)
         # A fetch of the old generation would otherwise go on until its peer's silence is noticed.
         self._client.interrupt()
@@ -247,12 +264,14 @@ class MemoryKeeper:
     def undo_after(self, step: Step) -> None:
         """Forget what belongs to a future that was undone while this node was away, and what was suspect in it."""
         self.suspicion = None
+        self.agreement.undo_after(step)
         for item in self.vault.inventory():
             self.vault.truncate(item.slot, step, before=self._generation)
 
     def adopt_plan(self, plan: Plan) -> None:
         """Forget the undone future, and with it what was suspect."""
         self.suspicion = None
+        self.agreement.undo_after(plan.resume_step)
         self._holders = dict(plan.holders)
         for item in self.vault.inventory():
             self.vault.truncate(item.slot, plan.resume_step, before=plan.generation)
@@ -260,11 +279,18 @@ class MemoryKeeper:
     def forget_moved(self, slots: Collection[Slot]) -> None:
         """Free what other nodes have now; *slots* are this node's.
 
-        Not before everybody is restored: it was a source until then, if only for the case that the planned one fails.
+        Not before everybody is restored: it was a source until then, if only for the case that the planned one fails. What all
+        agreed on last stays until they agree again: should they differ, there may be no other copy to go back to.
         """
+        self._mine = frozenset(slots)
+        self._free_moved()
+
+    def _free_moved(self) -> None:
+        if self._mine is None:
+            return
         for item in self.vault.inventory():
             own = item.kind is HeldKind.OWN
-            if item.slot not in slots if own else self._node not in self._holders.get(item.slot, ()):
+            if item.slot not in self._mine if own else self._node not in self._holders.get(item.slot, ()):
                 self.vault.forget_moved(item.slot, item.kind, since=self._generation)
 
     async def locate(self, slot: Slot, source: Source, step: Step) -> Located | None:

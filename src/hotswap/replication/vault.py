@@ -205,6 +205,11 @@ class Vault:
             self._enter(adoption)
         return adoption
 
+    def kept_nbytes(self, slot: Slot) -> int:
+        """Size of the memory, no longer granted, that own snapshots of *slot* are still in; 0 if there are none."""
+        with self._lock:
+            return max((buffer.memory.nbytes for buffer in self._superseded.get(slot, ())), default=0)
+
     # --- replicas ----------------------------------------------------------------------------------------------
 
     def begin_replica(self, section: SectionId) -> ReplicaWriter:
@@ -279,7 +284,8 @@ class Vault:
     def inventory(self) -> tuple[Held, ...]:
         """Every complete version in this memory, in order of kind, slot and step."""
         with self._lock:
-            own = [(HeldKind.OWN, b.content) for slot in self._granted for b in self._own_buffers(slot)]
+            owners = {*self._granted, *self._superseded}
+            own = [(HeldKind.OWN, b.content) for slot in owners for b in self._own_buffers(slot)]
             replicas = [(HeldKind.REPLICA, b.content) for b in chain.from_iterable(self._replicas.values())]
         found = [describe(kind, content) for kind, content in own + replicas if content is not None]
         return tuple(sorted(found, key=lambda item: (item.kind.value, item.slot, item.step)))
@@ -316,19 +322,30 @@ class Vault:
             self._sweep(slot)
 
     def forget_moved(self, slot: Slot, kind: HeldKind, *, since: Generation) -> None:
-        """Forget what has moved in generation *since*, unless something later is there: news of the move may come late."""
+        """Forget what has moved in generation *since*, but for what is kept, unless something later is there: news may come late."""
         with self._lock:
-            buffers = self._own_buffers(slot) if kind is HeldKind.OWN else self._replicas.get(slot, [])
-            later = any(buffer.content is not None and buffer.content.generation > since for buffer in buffers)
-        if not later:
-            self.forget(slot, kind)
+            buffers = list(self._own_buffers(slot) if kind is HeldKind.OWN else self._replicas.get(slot, ()))
+            if any(buffer.content is not None and buffer.content.generation > since for buffer in buffers):
+                return
+            self._kill_writer(kind, slot, "the slot has moved")
+            kept = [buffer for buffer in buffers if self._is_kept(buffer)]
+            if kind is HeldKind.REPLICA:
+                self._replicas[slot] = kept
+            else:
+                # Memory in which nothing is was reserved since, for a worker that may need it.
+                if any(buffer.content is not None for buffer in self._granted.get(slot, ())):
+                    del self._granted[slot]
+                self._superseded[slot] = kept
+                self._retire(kept)
+            granted = self._granted.get(slot, ())
+            self._discard([buffer for buffer in buffers if buffer not in kept and buffer not in granted])
 
     def forget_empty(self, slot: Slot) -> None:
         """Free memory that was reserved for *slot* and never filled: the spare that wanted it has another position now."""
         with self._lock:
-            filled = any(buffer.content is not None or buffer.writing for buffer in self._own_buffers(slot))
-        if not filled:
-            self.forget(slot, HeldKind.OWN)
+            granted = self._granted.get(slot, [])
+            if not any(buffer.content is not None or buffer.writing for buffer in granted):
+                self._discard(self._granted.pop(slot, []))
 
     def forget(self, slot: Slot, kind: HeldKind | None = None) -> None:
         """Drop what is held of *slot* and free its memory: it lives elsewhere, or has another holder. None: both.
@@ -356,7 +373,7 @@ class Vault:
     def close(self) -> None:
         """Forget everything, pinned or not."""
         with self._lock:
-            slots = {*self._granted, *self._replicas}
+            slots = {*self._granted, *self._superseded, *self._replicas}
             for entry in self._pins.values():
                 entry.pins -= 1
                 self._close_if_spent(entry)
@@ -436,7 +453,7 @@ class Vault:
         replaced = self._superseded.get(slot, [])
         ages = sorted((age(b) for b in self._own_buffers(slot) if b.content is not None), reverse=True)
         for buffer in list(replaced):
-            if age(buffer) not in ages[:BUFFERS_MIN] and not self._is_kept(buffer):
+            if age(buffer) not in ages[:BUFFERS_MIN] and not self._is_kept(buffer) and not buffer.pins:
                 clear(buffer)
                 self._close_if_spent(buffer)
             if buffer.memory.closed:

@@ -44,6 +44,9 @@ class Ballots:
                 default=NEVER,
             )
             if fails:
+                self._job.chronicle.odd = frozenset({self._odd})
                 self._job.world.note(f"FAULT: slot {self._odd} differs at step {step}, all agreed at step {verified}")
+            else:
+                self._job.chronicle.agree(step)
             self._found[membership, step] = (Vote(odd=(self._odd,)) if fails else Vote(), verified)
         return self._found[membership, step]

@@ -50,6 +50,16 @@ class Copy:
 
 
 @dataclass(kw_only=True)
+class _Agreed:
+    """What all slots were found to hold alike, and where it was then. ``lost``: nodes that have gone since."""
+
+    step: int
+    members: Membership
+    holders: Mapping[int, tuple[str, ...]]
+    lost: set[str] = field(default_factory=set)
+
+
+@dataclass(kw_only=True)
 class _Update:
     parent: int
     step: int
@@ -58,7 +68,7 @@ class _Update:
 
 @dataclass(kw_only=True)
 class Chronicle:
-    """Ground truth. ``slots``: of the job; ``strict``: numbers of generations must be unique even if nobody trains in them.
+    """Ground truth. ``slots``: of the job; ``strict``: by a log or a store every coordinator knows whether the job has trained.
 
     ``shared``: a replica is not all of a slot's state; the rest has every other slot in its own snapshot.
     """
@@ -75,7 +85,12 @@ class Chronicle:
     """Nodes whose replicas are not what they were."""
     guarded: frozenset[str] = frozenset()
     holders: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    odd: frozenset[int] = frozenset()
+    """Slots that were found to differ from their peers: what is shared is not taken from them."""
     covered: Membership | None = None
+    _agreed: _Agreed | None = None
+    _alone: set[int] = field(default_factory=set)
+    """Generations of one node for which nobody keeps replicas."""
     _updates: dict[int, _Update] = field(default_factory=dict)
     _stored: dict[tuple[int, int], dict[int, set[str]]] = field(default_factory=dict)
 
@@ -84,14 +99,14 @@ class Chronicle:
     def membership(self, generation: int, places: tuple[str, ...]) -> None:
         """A coordinator announces a membership."""
         newest = max(self.memberships if generation not in self.memberships else self.planned, default=0)
+        again = generation in self.memberships
         known = self.memberships.setdefault(generation, places)
-        if self.strict and known != places:
+        if known != places:
             raise Violation(f"two memberships of generation {generation}: {known} and {places}")
         # A number that nobody has heard of is used up, but the generation before goes on.
-        if self.strict and generation < newest:
+        # Without a log a coordinator may go on in a generation that others have left. A new one it must not begin there.
+        if generation < newest and (self.strict or not again):
             raise Violation(f"generation {generation} is announced after {newest}")
-        # Without a log a number may be announced again that nobody has accepted: the newest announcement counts.
-        self.memberships[generation] = places
 
     def meet(self, what: str, where: object, states: Mapping[int, State]) -> None:
         """All slots have entered a collective: they must stand at the same step of the same history."""
@@ -106,9 +121,9 @@ class Chronicle:
         self._updates[history] = _Update(parent=state.history, step=state.step, samples=dict(samples))
         return history
 
-    def gate(self, step: int, history: int) -> None:
-        """A slot has passed the commit gate: everyone relies on this step from now on."""
-        if step >= self.committed[0]:
+    def gate(self, step: int, history: int, generation: int) -> None:
+        """A slot has passed the commit gate of *generation*: everyone relies on this step from now on."""
+        if step >= self.committed[0] and not self._left_behind(generation):
             self._commit(step, history)
 
     def stored(self, slot: int, owner: str, holder: str, state: State) -> None:
@@ -117,8 +132,14 @@ class Chronicle:
             raise Violation(f"the replica of slot {slot} lies on {holder}, the node of the slot itself")
         self._stored.setdefault((state.step, state.history), {}).setdefault(slot, set()).add(holder)
 
-    def stored_alone(self, slot: int, state: State) -> None:
+    def _left_behind(self, generation: int) -> bool:
+        """Whether the job has gone on elsewhere, and no fence could reach a holder of this generation: it may train on, for nobody."""
+        return generation in self._alone and generation < max(self.planned)
+
+    def stored_alone(self, slot: int, state: State, generation: int) -> None:
         """A snapshot is complete and there is no other node to keep a replica."""
+        if self._left_behind(generation):
+            return
         self._stored.setdefault((state.step, state.history), {})[slot] = {""}
 
     def counted(self, step: int) -> None:
@@ -150,7 +171,8 @@ class Chronicle:
         self.memberships.clear()
         self.planned.clear()
         self._stored.clear()
-        self.committed, self.trained, self.covered = (0, ROOT), False, None
+        self._alone.clear()
+        self.committed, self.trained, self.covered, self._agreed = (0, ROOT), False, None, None
 
     def plan(
         self,
@@ -173,6 +195,8 @@ class Chronicle:
         """
         if distrusted_after is not None and resume_step > distrusted_after:
             raise Violation(f"all agreed at step {distrusted_after} last, yet the job goes on from {resume_step}")
+        if distrusted_after is not None:
+            self.distrust(resume_step)
         if distrusted_after is not None or resume_step == told_to_distrust_after:
             step = max(0, min(self.committed[0], resume_step))
             self.committed = (step, self._ancestor(step))
@@ -186,6 +210,24 @@ class Chronicle:
         self._stored = {key: slots for key, slots in self._stored.items() if key[0] <= resume_step}
         if durable is not None:
             self.committed = (durable.step, durable.history)
+
+    def agree(self, step: int) -> None:
+        """All slots hold the same at *step*, each of them in two places at least."""
+        self._agreed = None if self.covered is None else _Agreed(step=step, members=self.covered, holders=self.holders)
+
+    def distrust(self, step: int) -> None:
+        """Going back to *step* (-1: not at all) because states differ is allowed only if what all agreed on last is lost."""
+        agreed = self._agreed
+        if agreed is None or step >= agreed.step:
+            return
+        lost = agreed.lost | self.rotten
+        sound = [slot for slot in agreed.members.slots if slot not in self.odd]
+        if self.shared and all(agreed.members.node_of(slot) in lost for slot in sound):
+            return
+        if survives(agreed.members, agreed.holders, lost, shared=self.shared):
+            raise Violation(
+                f"all agreed at step {agreed.step} last, only {sorted(lost)} lost, yet the job goes back to {step}"
+            )
 
     def resume(self, step: int, places: tuple[str, ...], copies: Iterable[Copy]) -> None:
         """Going on from *step* (-1: not at all) is allowed only if nothing newer was committed or all of it is lost."""
@@ -228,11 +270,24 @@ class Chronicle:
         members = Membership(generation=max(self.planned), places=places, width=self.slots // len(places))
         self.guarded = frozenset({*places, *chain.from_iterable(holders.values())})
         self.holders, self.covered = holders, members if len(holders) == len(states) else None
+        if self._agreed is not None and state.step <= self._agreed.step:
+            self.agree(state.step)
+        if len(places) == 1 and not holders:
+            self._alone.add(members.generation)
         self.at_risk.clear()
 
     def lost(self, node: str) -> None:
         """A node has gone, or was cut off for long enough to be given up."""
         self.at_risk.add(node)
+        if self._agreed is not None:
+            self._agreed.lost.add(node)
+
+    @property
+    def needed(self) -> frozenset[str]:
+        """Nodes that have what could be needed, as members or holders, now or when all agreed last."""
+        agreed = self._agreed
+        found = () if agreed is None else (*agreed.members.places, *chain.from_iterable(agreed.holders.values()))
+        return self.guarded.union(found)
 
     def finish(self, steps: int) -> None:
         """Every script has ended: all steps were done, each with its own samples, in one history."""

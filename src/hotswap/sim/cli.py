@@ -39,6 +39,8 @@ SPOILT: dict[str, dict[str, Any]] = {
         "spares": 4,
         "width": 1,
     },
+    # Who gives a place away frees what all agreed on last, although it is not known yet whether they still do.
+    "free-agreed": {"keep_agreed": False, "durable_steps": 0, "integrity": 1, "faults": 6},
     # A coordinator that goes on leading although its lease has run out.
     "no-lease": {"lease": False, "coordinators": 2},
 }

@@ -24,6 +24,7 @@ class Member(Protocol):
 
     slot: int
     node: str
+    generation: int
     alive: bool
     crashed: bool
 
@@ -37,6 +38,7 @@ class Member(Protocol):
 @dataclass(frozen=True, kw_only=True)
 class _Entry:
     member: Member
+    generation: int
     state: State
     sample: int
     relied: State | None
@@ -67,7 +69,7 @@ class Fabric:
         """A worker takes part in the collective *key*. Who passes a gate relies on the snapshot of *relied*."""
         collective = self._open.setdefault(key, _Collective())
         collective.entries[member.slot] = _Entry(
-            member=member, state=state, sample=sample, relied=relied, proposal=proposal
+            member=member, generation=member.generation, state=state, sample=sample, relied=relied, proposal=proposal
         )
         if len(collective.entries) == self._chronicle.slots:
             self._fill(key, collective)
@@ -102,7 +104,7 @@ class Fabric:
         if collective.through == len(collective.entries):
             self._open.pop(key, None)
         if key[1] in _GATES and entry.relied is not None:
-            self._chronicle.gate(entry.relied.step, entry.relied.history)
+            self._chronicle.gate(entry.relied.step, entry.relied.history, entry.generation)
         entry.member.complete(key, collective.result)
 
     def _break(self, key: Key, member: Member) -> None:

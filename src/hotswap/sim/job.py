@@ -41,8 +41,8 @@ CODEC = control_codec()
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """A job and its surroundings. ``versions``, ``gate``, ``all_holders``, ``checked`` (checksums), ``drop_undone`` and ``lease``
-    can be spoilt, to see the checkers find it.
+    """A job and its surroundings. ``versions``, ``gate``, ``all_holders``, ``checked`` (checksums), ``drop_undone``, ``lease`` and
+    ``keep_agreed`` can be spoilt, to see the checkers find it.
 
     ``event_log``: a restarted coordinator still has the log of the one before it. ``flaky``: share of transfers that fail.
     ``shared``: every slot has state that all others have too and that is not replicated. ``durable_steps``: between durable
@@ -74,6 +74,7 @@ class Setup:
     spare_wait_s: float = 60.0
     drop_undone: bool = True
     lease: bool = True
+    keep_agreed: bool = True
     build_s: Range = (0.1, 3.0)
     compute_s: Range = (0.02, 0.3)
     update_s: Range = (0.001, 0.03)
@@ -377,11 +378,6 @@ class JobModel:
         self.world.note(f"{plan}")
         self._note_absent()
         self._last_plan = plan
-        known = any(node.agent.generation >= plan.generation and node.agent.training for node in self.living())
-        if not known and not self.remembers:
-            # Without a log a number may be used again that nobody knows any more.
-            self.chronicle.planned.pop(plan.generation, None)
-            self.gone_on = min(self.gone_on, plan.generation - 1)
         kinds = {source.kind for source in plan.sources.values()}
         durable = self.storage.state(plan.resume_step) if SourceKind.CHECKPOINT in kinds else None
         self.chronicle.plan(
@@ -430,7 +426,7 @@ class JobModel:
 
     def _note_absent(self) -> None:
         connected = self._connected()
-        for node in self.chronicle.guarded:
+        for node in sorted(self.chronicle.needed):
             if node not in connected or not self.nodes[node].alive:
                 self.chronicle.lost(node)
 
@@ -475,8 +471,9 @@ class JobModel:
         if distrusted_after == NEVER:
             return  # Slots differ that have never agreed: nothing in memory can be trusted.
         self._note_absent()
-        if distrusted_after is not None and self.chronicle.at_risk:
-            return  # What all agreed on last may have been where the slots were before, on a node that is gone.
+        if distrusted_after is not None:
+            self.chronicle.distrust(-1)
+            return
         saved = self.storage.latest()
         if saved is None or saved < self.chronicle.committed[0]:
             self.chronicle.resume(-1, membership.places, self._copies())

@@ -145,6 +145,12 @@ class KeeperModel(MemoryKeeper):
         if self.model.job.setup.drop_undone:
             super().undo_after(step)
 
+    def forget_moved(self, slots: Collection[Slot]) -> None:
+        """As in production, unless the world is spoilt: then what all agreed on last is freed as well."""
+        if not self.model.job.setup.keep_agreed:
+            self.vault.keep(())
+        super().forget_moved(slots)
+
     def _ended(self, task: asyncio.Task[None]) -> None:
         super()._ended(task)
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -153,7 +159,7 @@ class KeeperModel(MemoryKeeper):
     def _ack(self, slot: Slot, generation: Generation, step: Step) -> None:
         if not self._holders.get(slot):
             with self.vault.open(slot, step, SectionKind.UNIQUE, HeldKind.OWN) as lease:
-                self.model.job.chronicle.stored_alone(slot, read_unique(lease.view))
+                self.model.job.chronicle.stored_alone(slot, read_unique(lease.view), generation)
         super()._ack(slot, generation, step)
 
     def replicas(self, slots: Collection[Slot]) -> list[MemoryModel]:
@@ -243,7 +249,7 @@ class KeeperModel(MemoryKeeper):
             shared_nbytes=source.shared_nbytes,
             unique_nbytes=source.unique_nbytes,
         )
-        while any(buffer.writing for buffer in self.vault._granted[slot]):
+        while any(buffer.writing for buffer in self.vault._granted.get(slot, ())):
             await self._sleep(0.001)
         adoption = self.vault.begin_adoption(section)
         try:

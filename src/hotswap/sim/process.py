@@ -7,6 +7,7 @@ SIGKILL means. While it is frozen (SIGSTOP) they wait, and come in their order a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import inspect
 from collections.abc import Callable, Coroutine
@@ -96,7 +97,9 @@ class ProcessLoop:
         self.dead = True
         for task in self._tasks:
             if not task.done():
-                task.get_coro().close()
+                # What is cleaned up with the help of others fails, for there is no loop and nobody to ask any more.
+                with contextlib.suppress(RuntimeError):
+                    task.get_coro().close()
 
     # --- the world -------------------------------------------------------------------------------------------------
 

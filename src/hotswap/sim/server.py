@@ -10,6 +10,7 @@ from hotswap.config import CoordinatorConfig
 from hotswap.core.coordinator import Coordinator, Limits
 from hotswap.core.events import Effect, Event, Judged
 from hotswap.core.past import Past
+from hotswap.core.types import Generation
 from hotswap.node.coordinator import CoordinatorServer
 from hotswap.node.eventlog import EventLog
 from hotswap.node.inquiry import Inquiry
@@ -92,6 +93,9 @@ class ServerModel(CoordinatorServer):
         machine = ObservedCoordinator(limits, self.clock(), past)
         machine.job_model = self._job
         return machine
+
+    def _first_free_number(self) -> Generation:
+        return int(1000 * self._job.world.now)
 
     def _release(self, effects: Sequence[Effect]) -> None:
         """Whatever is let out is judged before anybody hears of it."""
