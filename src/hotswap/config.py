@@ -190,7 +190,7 @@ class CoordinatorConfig:
     ``restarted``: it takes the place of one that died, whose event log it continues.
     ``nodes_active`` nodes train; up to ``nodes_max - nodes_active`` more are spares. ``respawns_max`` bounds worker
     respawns without a newly committed step in between. ``node_history``: file of what nodes have done in this and earlier jobs.
-    ``spare_wait_s`` is how long a job without a spare waits for a node. ``spare_first``, ``replicas``, ``evict_slow``: see ``core.Limits``.
+    ``spare_wait_s`` is how long a job without a spare waits for a node. ``spare_first``, ``replicas``, ``evict_slow``, ``nodes_min``: see ``core.Limits``.
     ``store``: there are several coordinators, and here they agree on which one leads. ``advertise_host``: where agents reach this one.
     """
 
@@ -208,6 +208,7 @@ class CoordinatorConfig:
     spare_first: bool = False
     replicas: int = 1
     evict_slow: float = 0.0
+    nodes_min: int = 0
     join_s: float = 600.0
     events_path: str
     checkpoint_dir: str | None = None
@@ -227,7 +228,7 @@ class AgentConfig:
     ``integrity_every_steps``: steps between comparisons of the state that slots share; 0: none.
     ``gpus``: those of the whole machine, if it is made into several nodes; empty: a worker sees what its node sees.
     ``coordinators``: further ones, of which one may lead when the first does not: host and port.
-    ``kernel_log``: where the kernel's messages can be read.
+    ``kernel_log``: where the kernel's messages can be read. ``resizes``: the job may go on with another number of nodes.
     """
 
     job_id: str
@@ -258,6 +259,7 @@ class AgentConfig:
     snapshot_interval_steps: int = 1
     overhead_limit: float = 0.0
     integrity_every_steps: int = 0
+    resizes: bool = False
 
     @property
     def snapshot_buffers(self) -> int:

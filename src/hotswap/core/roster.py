@@ -170,6 +170,19 @@ class Roster:
                     free.remove(fills[position])
         return dict(sorted(fills.items()))
 
+    def resize(self) -> None:
+        """The job has other slots from now on: nobody is built for any of them."""
+        self._stands_for.clear()
+        for node in self._nodes:
+            self.forget_slots(node)
+
+    def forget_slots(self, node: NodeId) -> None:
+        """What *node* has said of slots was about those of a job of another size."""
+        known = self._nodes[node]
+        known.built.clear()
+        known.lost.clear()
+        known.finished.clear()
+
     def promote(self, node: NodeId) -> None:
         """A spare has become a member."""
         self._stands_for.pop(node, None)

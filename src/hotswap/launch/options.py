@@ -22,6 +22,7 @@ class Options:
     ``console`` is None when nothing of the workers' output is shown. ``stop_s``: how long a polite stop may take, None for
     a time that follows from the detection budget. ``transfer_streams``: 0 for a number that follows from the processors. ``signals``: those that ask for one.
     ``drain_on``: signals that say that this node has to leave; ``drain_s``: how long it then stays without a replacement.
+    ``min_nodes``: with so many nodes the job may still go on, 0: only with all of them.
     """
 
     nodes_active: int
@@ -50,6 +51,7 @@ class Options:
     drain_s: float = 60.0
     replicas: int = 1
     evict_slow: float = 0.0
+    min_nodes: int = 0
     preload: tuple[str, ...] | None = ("torch",)
     spare_positions: int = 1
     checkpoint_dir: str = ""

@@ -240,6 +240,12 @@ class MemoryKeeper:
         # A fetch of the old generation would otherwise go on until its peer's silence is noticed.
         self._client.interrupt()
 
+    def forget_all(self) -> None:
+        """The job has other slots from now on: nothing that is here is of any of them."""
+        self.suspicion = None
+        self.vault.keep(())
+        self.vault.forget_all()
+
     def inventory(self) -> tuple[Held, ...]:
         """What is complete here."""
         return self.vault.inventory()

@@ -17,7 +17,8 @@ STACKS_SIGNAL = int(signal.SIGRTMIN) + 9
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSettings:
-    """``rehearse``: run one step on detached groups before reporting built. Times in seconds.
+    """``full_world_size``: slots of the job as it was started, 0: as many as now. ``resizes``: it may go on with fewer.
+    ``rehearse``: run one step on detached groups before reporting built. Times in seconds.
 
     ``collective_timeout_s``: longest a collective may wait; failures are noticed long before by other means.
     ``abort_s``: longest the end of a generation may take in this process before the agent replaces it.
@@ -30,6 +31,8 @@ class WorkerSettings:
     slot: Slot
     world_size: int
     link_fd: int
+    full_world_size: int = 0
+    resizes: bool = False
     host: str = "127.0.0.1"
     rehearse: bool = False
     buffers: int = 2
@@ -66,6 +69,8 @@ class WorkerSettings:
             slot=int(text("SLOT")),
             world_size=int(text("WORLD_SIZE")),
             link_fd=int(text("LINK_FD")),
+            full_world_size=int(text("FULL_WORLD_SIZE")),
+            resizes=text("RESIZES") == "1",
             host=text("HOST"),
             rehearse=text("REHEARSE") == "1",
             buffers=int(text("BUFFERS")),

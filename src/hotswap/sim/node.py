@@ -204,7 +204,7 @@ class PoolModel(WorkerPool):
         self._model = model
         self.models: dict[int, WorkerModel] = {}
 
-    def spawn(self, slot: Slot, generation: Generation, *, rehearse: bool, master: str) -> WorkerProcess:
+    def spawn(self, slot: Slot, generation: Generation, *, rehearse: bool, master: str, nodes: int) -> WorkerProcess:
         """A new worker."""
         model, job = self._model, self._model.job
         route = (model.id, model.id)
