@@ -15,14 +15,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from e2e_harness import DDP, FSDP2, SCRIPTS, Cell, Event, Job, Outcome, Program, assert_clean
+from e2e_harness import DDP, FSDP2, SCRIPTS, Cell, Job, Outcome, Program, assert_clean
 
 from hotswap.demo.options import Layout, TrainOptions
 from hotswap.demo.records import Record, read_records, resume_points, surviving
 
 pytestmark = pytest.mark.e2e
 Start = Callable[[Cell], AbstractContextManager[Job]]
-LONG = 80
+LONG = 50
 PACED = str(Path(__file__).parent / "scripts" / "paced.py")
 FOUR = Layout(dp=4)
 DDP4 = replace(DDP, name="ddp-four-nodes", nodes=4, train=replace(DDP.train, layout=FOUR, steps=LONG))
@@ -31,10 +31,10 @@ FSDP4 = replace(FSDP2, name="fsdp2-four-nodes", nodes=4, width=1, train=replace(
 PROGRAMS = [DDP4, FSDP4]
 
 
-def cell_of(program: Program, durable: Path, *flags: str, pace_s: float = 0.0) -> Cell:
+def cell_of(program: Program, durable: Path, *flags: str, pace: str = "0") -> Cell:
     """Durable checkpoints far apart: those that count were asked for."""
     arguments = ("--checkpoint-dir", str(durable), "--checkpoint-interval", "1000", *flags)
-    script = (PACED, str(pace_s), str(SCRIPTS / program.script))
+    script = (PACED, pace, str(SCRIPTS / program.script))
     return Cell(program=program, spares=0, run_arguments=arguments, script=script, deadline_s=120)
 
 
@@ -95,9 +95,7 @@ def what_counts(outcome: Outcome, directory: Path) -> list[Record]:
 
 def assert_every_sample_once(records: list[Record], train: TrainOptions) -> None:
     count = train.batch(train.layout.dp).samples_per_step
-    assert samples_of(records) == {
-        step: list(range(step * count, (step + 1) * count)) for step in range(train.steps)
-    }
+    assert samples_of(records) == {step: list(range(step * count, (step + 1) * count)) for step in range(train.steps)}
 
 
 def continued(start: Start, program: Program, nodes: int, checkpoint: Path) -> tuple[Outcome, list[Record]]:
@@ -114,6 +112,7 @@ def resized(outcome: Outcome) -> list[tuple[int, int]]:
     return [(event["before"], event["now"]) for event in outcome.named("job_resized")]
 
 
+@pytest.mark.full_matrix
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
 def test_a_job_goes_on_with_fewer_nodes(program: Program, start: Start, tmp_path: Path) -> None:
     cell = cell_of(program, tmp_path / "durable", "--min-nodes", "2", "--spare-wait-s", "1")
@@ -133,3 +132,29 @@ def test_a_job_goes_on_with_fewer_nodes(program: Program, start: Start, tmp_path
     assert outcome.final == reference.final
 
 
+@pytest.mark.parametrize(
+    "program", [pytest.param(DDP4, marks=pytest.mark.full_matrix), FSDP4], ids=lambda program: program.name
+)
+def test_it_grows_back_when_a_node_arrives(program: Program, start: Start, tmp_path: Path) -> None:
+    durable = tmp_path / "durable"
+    cell = cell_of(program, durable, "--min-nodes", "2", "--spare-wait-s", "1", pace="0.2@2")
+    with start(cell) as job:
+        job.wait_for("step_committed", step=10)
+        job.kill_node("node1")
+        job.wait_for("job_resized")
+        small, checkpoint = kept(job, durable)
+        with another_node(job):
+            job.wait_for("job_resized")
+            large, larger_checkpoint = kept(job, durable)
+            outcome = job.finish()
+    assert_clean(outcome)
+    assert (outcome.exit_code, resized(outcome)) == (0, [(4, 2), (2, 4)]), outcome.story
+    assert outcome.named("committed_steps_lost") == []
+    assert 0 < small < large < LONG
+    records = what_counts(outcome, job.directory)
+    assert_every_sample_once(records, program.train)
+    _, fewer = continued(start, program, 2, checkpoint)
+    assert losses(records, small, large) == losses(fewer, small, large)
+    reference, expected = continued(start, program, 4, larger_checkpoint)
+    assert losses(records, large, LONG) == losses(expected, large, LONG)
+    assert outcome.final == reference.final

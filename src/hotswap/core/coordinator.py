@@ -180,7 +180,7 @@ class Coordinator:
         if message.protected:
             job.protect()
         if job.running and message.size_since != job.size_since:
-            job.roster.forget_slots(node)
+            job.roster.forget_slots(node, job.current.slots_of(node))
         else:
             job.peers.update(message.peers)
         drain.on_register(job, node, message, now)
@@ -228,7 +228,7 @@ class Coordinator:
         members = [job.roster[node] for node in current.places if node in job.roster]
         for node in job.roster:
             if job.roster[node].register.size_since != job.size_since:
-                job.roster.forget_slots(node)
+                job.roster.forget_slots(node, current.slots_of(node))
         missing: list[Scalar] = [node for node in current.places if node not in job.roster]
         job.record("coordinator_took_over", {"members": len(members), "missing": missing})
         job.taken_over_at = now

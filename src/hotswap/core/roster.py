@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from hotswap.core import messages as m
@@ -176,12 +176,12 @@ class Roster:
         for node in self._nodes:
             self.forget_slots(node)
 
-    def forget_slots(self, node: NodeId) -> None:
-        """What *node* has said of slots was about those of a job of another size."""
+    def forget_slots(self, node: NodeId, hosted: Iterable[Slot] = ()) -> None:
+        """What *node* has said of slots was about those of a job of another size; it has no process yet for those that are *hosted* there now."""
         known = self._nodes[node]
         known.built.clear()
-        known.lost.clear()
         known.finished.clear()
+        known.lost = set(hosted)
 
     def promote(self, node: NodeId) -> None:
         """A spare has become a member."""
