@@ -188,7 +188,7 @@ class ModuleAdapter(AdapterBase):
 
     def obstacle(self) -> str | None:
         """Nobody knows what slots have of one model here."""
-        if dist.get_world_size() == 1:
+        if not dist.is_initialized() or dist.get_world_size() == 1:
             return None
         return (
             "the model is neither a DistributedDataParallel nor made with fully_shard, so nothing says which part of it another "
