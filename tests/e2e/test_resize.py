@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from e2e_harness import DDP, FSDP2, SCRIPTS, Cell, Job, Outcome, Program, assert_clean
+from e2e_harness import DDP, FSDP2, MEGATRON, SCRIPTS, Cell, Job, Outcome, Program, assert_clean
 
 from hotswap.demo.options import Layout, TrainOptions
 from hotswap.demo.records import Record, read_records, resume_points, surviving
@@ -158,3 +158,43 @@ def test_it_grows_back_when_a_node_arrives(program: Program, start: Start, tmp_p
     reference, expected = continued(start, program, 4, larger_checkpoint)
     assert losses(records, large, LONG) == losses(expected, large, LONG)
     assert outcome.final == reference.final
+
+
+@pytest.mark.full_matrix
+def test_what_cannot_be_laid_out_anew_is_refused_at_the_start(start: Start, tmp_path: Path) -> None:
+    with start(replace(cell_of(MEGATRON, tmp_path / "durable", "--min-nodes", "1"), script=())) as job:
+        outcome = job.finish()
+    assert_clean(outcome)
+    assert outcome.exit_code == 1
+    assert "leave --min-nodes out" in outcome.story
+
+
+@pytest.mark.full_matrix
+def test_too_few_nodes_are_left(start: Start, tmp_path: Path) -> None:
+    cell = cell_of(DDP4, tmp_path / "durable", "--min-nodes", "2", "--spare-wait-s", "1", pace="0.1")
+    with start(cell) as job:
+        job.wait_for("step_committed", step=5)
+        for node in ("node0", "node1", "node2"):
+            job.kill_node(node)
+        outcome = job.finish()
+    assert_clean(outcome)
+    assert (outcome.exit_code, resized(outcome)) == (75, [])
+
+
+@pytest.mark.full_matrix
+def test_the_coordinator_is_lost_while_the_job_is_small(start: Start, tmp_path: Path) -> None:
+    cell = cell_of(DDP4, tmp_path / "durable", "--min-nodes", "2", "--spare-wait-s", "1", pace="0.1@2")
+    with start(cell) as job:
+        job.wait_for("step_committed", step=5)
+        job.kill_node("node3")
+        job.wait_for("job_resized")
+        job.wait_for("recovery_done")
+        job.kill_coordinator()
+        job.wait_for("coordinator_took_over")
+        job.kill_node("node0")
+        outcome = job.finish()
+    assert_clean(outcome)
+    assert (outcome.exit_code, resized(outcome)) == (0, [(4, 2)]), outcome.story
+    (promoted,) = outcome.named("spare_promoted")
+    assert promoted["node"] == "node2#1"
+    assert_every_sample_once(what_counts(outcome, job.directory), DDP4.train)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from test_durable import write
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -24,7 +25,6 @@ from hotswap.integrations import discover
 from hotswap.replication import durable, durable_index, places
 from hotswap.replication.capture import Capture
 from hotswap.replication.resized import load_resized
-from test_durable import write
 
 # Over four slots: chunks of 2, 2, 2, 1 rows; of 2, 2, 1 and none; of 4 each.
 SHAPES = {"uneven": (7, 3), "missing": (5,), "even": (16, 2)}
@@ -65,9 +65,7 @@ def chunk(tensor: torch.Tensor, rank: int, size: int) -> torch.Tensor:
 
 def sharded(tensor: torch.Tensor, mesh: DeviceMesh, size: int, rank: int, placements: Sequence[Any]) -> DTensor:
     part = chunk(tensor, rank, size).clone()
-    return DTensor.from_local(
-        part, mesh, placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
-    )
+    return DTensor.from_local(part, mesh, placements, run_check=False, shape=tensor.shape, stride=tensor.stride())
 
 
 def trained(rank: int, size: int, *, steps: int, replicate: int = 1) -> tuple[nn.Module, torch.optim.Optimizer]:

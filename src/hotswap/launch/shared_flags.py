@@ -52,6 +52,8 @@ def min_nodes(least: int, active: int, *, storage: bool) -> int:
     """With how many of *active* nodes a job may still go on. UsageError if it never could."""
     if least == 0:
         return 0
+    if active == 1:
+        raise UsageError(f"--min-nodes {least}: a job of one node has no fewer; leave it out")
     if not 1 <= least < active:
         raise UsageError(f"--min-nodes {least}: say a number from 1 to {active - 1}, less than the {active} that train")
     if all(active % fewer for fewer in range(least, active)):
