@@ -36,6 +36,16 @@ class Timing:
         return self.detection_budget_s / 2
 
     @property
+    def stand_s(self) -> float:
+        """Who halts first waits for the last one, and for the fence."""
+        return 2 * self.halt_s
+
+    @property
+    def durable_stand_s(self) -> float:
+        """The same if the boundary goes to storage first, which the coordinator waits for as long as for any phase."""
+        return self.stand_s + self.phase_s
+
+    @property
     def heartbeat_s(self) -> float:
         """Five chances to be heard within the budget."""
         return self.detection_budget_s / 5

@@ -50,12 +50,14 @@ def look(job: Job, now: float) -> None:
 def grow_if_durable(job: Job, now: float) -> None:
     """The boundary at which all have halted may be on storage now: go on from there with more nodes."""
     assert job.halt is not None, "growing begins with a halt"
-    if job.durable_step != job.halt.step:
+    step = job.halt.step
+    if job.durable_step != step:
         return
     nodes = _available(job)
     size = _largest(job.limits, len(nodes))
-    if size is None or size <= len(job.current.places):
-        job.halt = None  # Who had come has left again; the members go on after a while.
+    went_on = job.committed is not None and job.committed > step
+    if size is None or size <= len(job.current.places) or went_on:
+        job.halt = None  # Who had come has left again, or it took so long that the members have gone on.
         return
     _resize(job, nodes[:size], "nodes have come", now)
 

@@ -159,8 +159,8 @@ class WorkerPool:
             trouble_s=config.timing.coordinator_s,
             collective_timeout_s=config.timing.collective_timeout_s,
             heartbeat_s=config.timing.heartbeat_s,
-            # Whoever is told first waits for the last one, and for the fence.
-            halt_s=2 * config.timing.halt_s,
+            halt_s=config.timing.stand_s,
+            durable_halt_s=config.timing.durable_stand_s,
         )
         own = settings.to_environment()
         del own[LINK_FD], own[STACKS_FD]

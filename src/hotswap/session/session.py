@@ -315,7 +315,8 @@ class Session:
         if following == self._total_steps:
             self._finish_last()
         elif self._boundary.halts_at(following):
-            wait_acked, halt_s = self._snapshots.wait_acked, self.settings.halt_s
+            wait_acked = self._snapshots.wait_acked
+            halt_s = self.settings.durable_halt_s if self._boundary.durable else self.settings.halt_s
             self._running = not self._boundary.stand_still(self._link, wait_acked, self.generation, halt_s)
 
     def _write_snapshot(self, step: Step) -> Written:

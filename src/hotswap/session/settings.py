@@ -24,7 +24,7 @@ class WorkerSettings:
     ``abort_s``: longest the end of a generation may take in this process before the agent replaces it.
     ``snapshot_interval_steps`` and ``overhead_limit``: see ``Pace``. ``integrity_every_steps``: see ``Comparison``.
     ``stacks_fd``: file for the stacks of all threads, -1 for none. ``heartbeat_s``: how often it says how far it is.
-    ``halt_s``: how long it stands still at a boundary for a swap that does not come.
+    ``halt_s``: how long it stands still at a boundary for a swap that does not come; ``durable_halt_s``: if the boundary goes to storage first.
     ``trouble_s``: how long a failed collective waits to be told that a peer is gone before it counts as this script's error.
     """
 
@@ -47,6 +47,7 @@ class WorkerSettings:
     collective_timeout_s: float = 600.0
     heartbeat_s: float = 0.4
     halt_s: float = 2.0
+    durable_halt_s: float = 32.0
     stacks_fd: int = -1
 
     def to_environment(self) -> dict[str, str]:
@@ -85,6 +86,7 @@ class WorkerSettings:
             collective_timeout_s=float(text("COLLECTIVE_TIMEOUT_S")),
             heartbeat_s=float(text("HEARTBEAT_S")),
             halt_s=float(text("HALT_S")),
+            durable_halt_s=float(text("DURABLE_HALT_S")),
             stacks_fd=int(text("STACKS_FD")),
         )
 

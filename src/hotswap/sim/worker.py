@@ -381,7 +381,8 @@ class WorkerModel:
         yield from self._wait_acked()
         self.say(w.Halted(generation=self.generation, step=self.step))
         self.job.moment("halt")
-        end = self.world.now + 2 * self.job.timing.halt_s
+        timing = self.job.timing
+        end = self.world.now + (timing.durable_stand_s if self.boundary.durable else timing.stand_s)
         self.world.at(end, self.poke)
         yield lambda: self._fenced() or self.world.now >= end
         self._check()
