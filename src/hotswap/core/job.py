@@ -396,6 +396,8 @@ class Job:
         self.waiting = None
         self.history.planned(self.current.generation, step)
         self.shards.undo_after(step)
+        if self.durable_step > step:
+            self.durable_step = -1  # That one is of an undone future, or does not count any more.
 
     def protect(self) -> None:
         """The script turns out to use hotswap: it can be recovered, and spares may run it as well."""

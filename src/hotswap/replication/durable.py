@@ -27,6 +27,7 @@ from hotswap.replication.durable_index import (
     TEMPORARY_PREFIX,
     SlotRecord,
     file_digest,
+    is_there,
     manifest,
     slot_directory,
     sync_directory,
@@ -39,8 +40,10 @@ HEADER_KEY = "hotswap/header"
 
 
 def write(fd: int, nbytes: int, shared_nbytes: int, unique_nbytes: int, path: str | os.PathLike[str]) -> None:
-    """Write the snapshot in memory file ``fd`` (``nbytes`` long) as the DCP folder ``path``, replacing an older try.
+    """Write the snapshot in memory file ``fd`` (``nbytes`` long) as the DCP folder ``path``, unless it is there already.
 
+    What is there is replaced only if it is of another generation: a manifest may name it by now, and no two folders of the same state
+    are the same bytes.
     OSError, with what to do, if the disk is full or read-only; no other checkpoint is touched then.
     """
     path = Path(path)
@@ -48,8 +51,11 @@ def write(fd: int, nbytes: int, shared_nbytes: int, unique_nbytes: int, path: st
     raw = torch.frombuffer(memory, dtype=torch.uint8)[: shared_nbytes + unique_nbytes]
     header, capacity = read_header(raw[shared_nbytes:].numpy().data, shared_nbytes)
     temporary = path.with_name(f"{TEMPORARY_PREFIX}{path.name}-{os.getpid()}")
+    identity = header.step, header.slot, header.generation
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if is_there(path, *identity):
+            return
         _remove_leftovers(path)
         _save(_state(raw, header, shared_nbytes, capacity), temporary)
         write_file(temporary / PLACES_FILE, places.of(header).to_json())

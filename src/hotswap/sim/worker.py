@@ -53,13 +53,22 @@ class WorkerModel:
     """``state`` and ``step`` are live; ``hear`` is the listening thread."""
 
     def __init__(
-        self, job: JobModel, node: NodeId, slot: int, pid: int, *, rehearse: bool, on_end: Callable[[int], None]
+        self,
+        job: JobModel,
+        node: NodeId,
+        slot: int,
+        pid: int,
+        *,
+        slots: int,
+        rehearse: bool,
+        on_end: Callable[[int], None],
     ) -> None:
-        """*on_end* gets the exit status."""
+        """*slots*: of the whole job. *on_end* gets the exit status."""
         self.job = job
         self.world = job.world
         self.node = node
         self.slot = slot
+        self.slots = slots
         self.name = f"slot {slot}.{pid}"
         self.up: Pipe
         self.alive = True
@@ -240,6 +249,14 @@ class WorkerModel:
         yield lambda: condition() or self._fenced()
         self._check()
 
+    @property
+    def peers(self) -> tuple[int, ...]:
+        """The slots that have the same shared state. What one node has alone nobody shares."""
+        setup = self.job.setup
+        if not setup.shared or self.slots == setup.width:
+            return ()
+        return tuple(other for other in range(self.slots) if other != self.slot)
+
     def _life(self) -> Thread:
         setup = self.job.setup
         yield self.world.between(0.01, 0.1)
@@ -247,9 +264,9 @@ class WorkerModel:
         yield self.job.between(setup.build_s)
         if self._rehearse:
             yield self.job.between(setup.build_s)
-            shared, unique = snapshot_nbytes(0, shared=bool(self.job.peers_of(self.slot)))
+            shared, unique = snapshot_nbytes(0, shared=bool(self.peers))
             self.say(w.Reserve(nbytes=int((shared + unique) * GROWTH), buffers=2, ahead=True))
-        self.say(w.Built(shape="model", peers=self.job.peers_of(self.slot), rehearsed=self._rehearse))
+        self.say(w.Built(shape="model", peers=self.peers, rehearsed=self._rehearse))
         running = False
         while True:
             try:
@@ -422,7 +439,7 @@ class WorkerModel:
     def _write(self, state: State, *, wait: bool) -> Generator[Yield, None, w.SnapshotDone]:
         """Fill a buffer, or begin to."""
         job = self.job
-        shared, unique = snapshot_nbytes(state.step, shared=bool(job.peers_of(self.slot)))
+        shared, unique = snapshot_nbytes(state.step, shared=bool(self.peers))
         if not self.files or self.files[0].nbytes < shared + unique:
             before = self.mailbox.grants()
             buffers = 2 + (job.setup.durable_steps > 0) + (job.setup.integrity > 0)
@@ -508,7 +525,7 @@ class WorkerModel:
     def _meet(self, generation: int) -> Thread:
         """The rendezvous of the groups: everyone publishes an address and waits for those of all others."""
         self.say(m.KvSet(generation=generation, key=f"address/{self.slot}", value=self.node.encode()))
-        for slot in range(self.job.chronicle.slots):
+        for slot in range(self.slots):
             key = f"address/{slot}"
             self.say(m.KvGet(generation=generation, key=key))
             yield from self._wait(lambda key=key: self.mailbox.value(key) is not None)  # type: ignore[misc]
@@ -518,7 +535,7 @@ class WorkerModel:
         yield self.job.between(self.job.setup.restore_s)
         if load.source is SourceKind.CHECKPOINT:
             yield self.job.storage.delay_s()
-            self.state = self.job.storage.read(load.resume_step, self.slot)
+            self.state = self.job.storage.read(load.resume_step, self.slot, self.slots)
         elif load.source is SourceKind.FRESH:
             self.state = State(step=0, history=ROOT, position=0)
         elif load.buffer >= 0:
