@@ -514,8 +514,7 @@ class Job:
         """When a recovery's phase has taken too long; training may take as long as it wants."""
         limits = self.limits
         if self.phase is Phase.WAITING:
-            assert self.waiting is not None, "waiting without a beginning"
-            return self.waiting[0] + limits.spare_wait_s if self.rescue is None else self.rescue.until
+            return salvage.wait_ends(self)
         if self.phase is Phase.FENCING:
             return self.attempt.phase_at + limits.phase_s
         if self.phase is Phase.REBUILDING and self.roster.unbuilt(self.current):
