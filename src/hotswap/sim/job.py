@@ -362,6 +362,8 @@ class JobModel:
             self._differs_after = verified
         elif record.event == "job_started" and not self.remembers:
             self._on_job_started()
+        elif record.event == "job_resized":
+            self._note_absent()  # Whoever is not there now is not waited for, and drops what it has when it comes back.
         elif record.event in ("node_lost", "node_drained", "node_turned_away"):
             self.chronicle.lost(str(record.fields["node"]))
 
