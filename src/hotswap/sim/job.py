@@ -364,6 +364,8 @@ class JobModel:
             self._on_job_started()
         elif record.event == "job_resized":
             self._note_absent()  # Whoever is not there now is not waited for, and drops what it has when it comes back.
+            if (verified := self._distrusted_after()) is not None:
+                self._differs_after = verified  # So do the others, what they know of a failed comparison included.
         elif record.event in ("node_lost", "node_drained", "node_turned_away"):
             self.chronicle.lost(str(record.fields["node"]))
 
