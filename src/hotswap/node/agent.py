@@ -359,6 +359,12 @@ class Agent:
         source = plan.sources[worker.slot]
         try:
             await self.memory.prepare(worker.slot, source, worker.granted)
+            if (
+                plan.generation != self.generation
+            ):  # Maybe with other slots: what was made for this one is nobody's then.
+                if worker.slot not in self.workers:
+                    self.memory.vault.forget_empty(worker.slot)
+                return
             grant_new(worker, self.memory)  # now, for locking it for a device takes as long as filling it
             located = await self.memory.locate(worker.slot, source, plan.resume_step)
         except HotswapError as error:

@@ -239,7 +239,7 @@ class KeeperModel(MemoryKeeper):
             shared_nbytes=source.shared_nbytes,
             unique_nbytes=source.unique_nbytes,
         )
-        while any(buffer.writing for buffer in self.vault._granted[slot]):
+        while any(buffer.writing for buffer in self.vault._granted.get(slot, ())):
             await self._sleep(0.001)
         adoption = self.vault.begin_adoption(section)
         try:
