@@ -39,6 +39,17 @@ SPOILT: dict[str, dict[str, Any]] = {
         "spares": 4,
         "width": 1,
     },
+    # Snapshots and replicas of slots that the job had when it had another number of them.
+    "keep-resized": {
+        "drop_resized": False,
+        "durable_steps": 3,
+        "integrity": 0,
+        "coordinators": 1,
+        "nodes_active": 4,
+        "spares": 0,
+        "nodes_min": 1,
+        "spare_wait_s": 0.5,
+    },
     # A coordinator that goes on leading although its lease has run out.
     "no-lease": {"lease": False, "coordinators": 2},
 }

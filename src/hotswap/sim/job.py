@@ -41,7 +41,7 @@ CODEC = control_codec()
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """A job and its surroundings. ``versions``, ``gate``, ``all_holders``, ``checked`` (checksums), ``drop_undone`` and ``lease``
+    """A job and its surroundings. ``versions``, ``gate``, ``all_holders``, ``checked`` (checksums), ``drop_undone``, ``drop_resized`` and ``lease``
     can be spoilt, to see the checkers find it.
 
     ``event_log``: a restarted coordinator still has the log of the one before it. ``flaky``: share of transfers that fail.
@@ -74,6 +74,7 @@ class Setup:
     checked: bool = True
     spare_wait_s: float = 60.0
     drop_undone: bool = True
+    drop_resized: bool = True
     lease: bool = True
     build_s: Range = (0.1, 3.0)
     compute_s: Range = (0.02, 0.3)

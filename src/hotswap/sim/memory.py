@@ -141,6 +141,11 @@ class KeeperModel(MemoryKeeper):
         if self.model.job.setup.drop_undone:
             super().undo_after(step)
 
+    def forget_all(self) -> None:
+        """As in production, unless the world is spoilt."""
+        if self.model.job.setup.drop_resized:
+            super().forget_all()
+
     def _ended(self, task: asyncio.Task[None]) -> None:
         super()._ended(task)
         if not task.cancelled() and (error := task.exception()) is not None:

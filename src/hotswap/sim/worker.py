@@ -16,9 +16,17 @@ from hotswap.core.types import NodeId, SourceKind, Step
 from hotswap.errors import Fenced, IntegrityError, PeerUnreachable
 from hotswap.session.boundary import Boundary
 from hotswap.session.mailbox import Mailbox
-from hotswap.sim.chronicle import GARBAGE, ROOT, State
+from hotswap.sim.chronicle import GARBAGE, ROOT, State, Violation
 from hotswap.sim.fabric import Key
-from hotswap.sim.memory import MemoryModel, read_state, read_unique, snapshot_nbytes, spoil, write_state
+from hotswap.sim.memory import (
+    MemoryModel,
+    read_generation,
+    read_state,
+    read_unique,
+    snapshot_nbytes,
+    spoil,
+    write_state,
+)
 from hotswap.sim.network import Pipe
 from hotswap.sim.world import Timer
 from hotswap.wire import worker_messages as w
@@ -545,6 +553,9 @@ class WorkerModel:
     def _read(self, load: w.Load) -> None:
         """A live worker has the tensors; only what moves during an attempt comes from the snapshot."""
         memory = self.files[load.buffer]
+        made_in = self.job.chronicle.memberships.get(read_generation(memory, load.shared_nbytes))
+        if made_in is not None and len(made_in) * self.job.setup.width != self.slots:
+            raise Violation(f"{self.name} of {self.slots} restores what one of a job of {len(made_in)} nodes has made")
         if load.source is SourceKind.LIVE:
             self.state = replace(self.state, position=read_unique(memory.view()[load.shared_nbytes :]).position)
         else:
