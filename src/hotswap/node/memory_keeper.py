@@ -367,7 +367,8 @@ class MemoryKeeper:
         try:
             located = self._pin(slot, step)
         except HotswapError as error:
-            self._start(self._make_durable_later(slot, step, generation, call, error))
+            later = self._make_durable_later(slot, step, generation, call, error, fenced_in=self._generation)
+            self._start(later)
         else:
             self._make_durable(slot, step, generation, call, located)
 
@@ -387,9 +388,16 @@ class MemoryKeeper:
         self._writing.discard((slot, step))
 
     async def _make_durable_later(
-        self, slot: Slot, step: Step, generation: Generation | None, call: CallProcess, error: HotswapError
+        self,
+        slot: Slot,
+        step: Step,
+        generation: Generation | None,
+        call: CallProcess,
+        error: HotswapError,
+        *,
+        fenced_in: Generation,
     ) -> None:
-        loop, fenced_in = asyncio.get_running_loop(), self._generation
+        loop = asyncio.get_running_loop()
         end = loop.time() + self._config.timing.phase_s
         while not isinstance(error, NotHeld) and loop.time() < end:
             await asyncio.sleep(RETRY_S)
