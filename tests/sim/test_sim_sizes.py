@@ -10,7 +10,7 @@ from test_sim_drains import disturbed, events
 from hotswap.errors import EXIT_OK, EXIT_REQUEUE
 from hotswap.sim.job import JobModel
 
-SEEDS = 12
+SEEDS = 6
 SIZES: dict[str, Any] = {
     "nodes_active": 4,
     "spares": 0,
