@@ -42,7 +42,7 @@ def test_a_lost_node_costs_half_of_the_nodes_for_a_while_and_no_committed_step()
 @pytest.mark.parametrize("kind", ["coordinator", "worker", "node", "full storage", "partition"])
 def test_whatever_happens_while_the_size_changes(kind: str) -> None:
     """The second fault strikes when the wait has just begun, while state goes to storage, or while all start anew."""
-    jobs = [disturbed(seed, ("node", kind), 8.0, 8.1 + 0.25 * seed, **SIZES) for seed in range(SEEDS)]
+    jobs = [disturbed(seed, ("node", kind), 8.0, 8.1 + 0.6 * seed, **SIZES) for seed in range(SEEDS)]
     assert resized(jobs)
     # A second node that is lost too soon may take the only replica of the first one's state with it.
     safe = {EXIT_OK} if kind in ("coordinator", "worker") else {EXIT_OK, EXIT_REQUEUE}
