@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 
 import torch
@@ -140,15 +141,6 @@ def _part(spec: TensorSpec) -> Part:
 def _require_covered(name: str, mine: Part, taken: set[Part]) -> None:
     """Different parts of one tensor do not overlap, so their sizes tell whether anything is missing."""
     boxes = [box for part in taken if (box := mine.overlap(part)) is not None]
-    count = sum(_volume(tuple(last - first for first, last in box)) for box in boxes)
-    if count != _volume(mine.size):
-        raise IntegrityError(
-            f"the checkpoint has {count} of the {_volume(mine.size)} elements of {name} that belong here"
-        )
-
-
-def _volume(size: tuple[int, ...]) -> int:
-    total = 1
-    for length in size:
-        total *= length
-    return total
+    count = sum(prod(last - first for first, last in box) for box in boxes)
+    if count != prod(mine.size):
+        raise IntegrityError(f"the checkpoint has {count} of the {prod(mine.size)} elements of {name} that belong here")
