@@ -359,9 +359,8 @@ class Agent:
         source = plan.sources[worker.slot]
         try:
             await self.memory.prepare(worker.slot, source, worker.granted)
-            if (
-                plan.generation != self.generation
-            ):  # Maybe with other slots: what was made for this one is nobody's then.
+            if plan.generation != self.generation:
+                # The next one may have other slots: what was made for this one is nobody's then.
                 if worker.slot not in self.workers:
                     self.memory.vault.forget_empty(worker.slot)
                 return
