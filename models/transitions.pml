@@ -91,7 +91,7 @@
   (phase == WAITING_FOR_A_NODE && kind == WORKER_LOST && (next == FENCING || next == WAITING_FOR_A_NODE || next == STOPPED)) || \
   (phase == WAITING_FOR_A_NODE && kind == WORKER_IN_TROUBLE && (next == WAITING_FOR_A_NODE)) || \
   (phase == WAITING_FOR_A_NODE && kind == CHECKPOINT_SHARD_WRITTEN && (next == WAITING_FOR_A_NODE)) || \
-  (phase == WAITING_FOR_A_NODE && kind == CHECKPOINT_COMMITTED && (next == WAITING_FOR_A_NODE || next == STOPPED)) || \
+  (phase == WAITING_FOR_A_NODE && kind == CHECKPOINT_COMMITTED && (next == FENCING || next == WAITING_FOR_A_NODE || next == STOPPED)) || \
   (phase == WAITING_FOR_A_NODE && kind == SNAPSHOT_INTERVAL_CHANGED && (next == WAITING_FOR_A_NODE)) || \
   (phase == REBUILDING && kind == WORKER_BUILT && (next == FENCING || next == WAITING_FOR_A_NODE || next == REBUILDING || next == STOPPED)) || \
   (phase == REBUILDING && kind == WORKER_LOST && (next == FENCING || next == WAITING_FOR_A_NODE || next == REBUILDING || next == STOPPED)) || \

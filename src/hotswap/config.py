@@ -36,6 +36,16 @@ class Timing:
         return self.detection_budget_s / 2
 
     @property
+    def stand_s(self) -> float:
+        """Who halts first waits for the last one, and for the fence."""
+        return 2 * self.halt_s
+
+    @property
+    def durable_stand_s(self) -> float:
+        """The same if the boundary goes to storage first, which the coordinator waits for as long as for any phase."""
+        return self.stand_s + self.phase_s
+
+    @property
     def heartbeat_s(self) -> float:
         """Five chances to be heard within the budget."""
         return self.detection_budget_s / 5
@@ -190,7 +200,7 @@ class CoordinatorConfig:
     ``restarted``: it takes the place of one that died, whose event log it continues.
     ``nodes_active`` nodes train; up to ``nodes_max - nodes_active`` more are spares. ``respawns_max`` bounds worker
     respawns without a newly committed step in between. ``node_history``: file of what nodes have done in this and earlier jobs.
-    ``spare_wait_s`` is how long a job without a spare waits for a node. ``spare_first``, ``replicas``, ``evict_slow``: see ``core.Limits``.
+    ``spare_wait_s`` is how long a job without a spare waits for a node. ``spare_first``, ``replicas``, ``evict_slow``, ``nodes_min``: see ``core.Limits``.
     ``allow_inject``: drills that somebody with the token orders are passed on.
     ``store``: there are several coordinators, and here they agree on which one leads. ``advertise_host``: where agents reach this one.
     """
@@ -209,6 +219,7 @@ class CoordinatorConfig:
     spare_first: bool = False
     replicas: int = 1
     evict_slow: float = 0.0
+    nodes_min: int = 0
     join_s: float = 600.0
     events_path: str
     checkpoint_dir: str | None = None
@@ -230,6 +241,7 @@ class AgentConfig:
     ``gpus``: those of the whole machine, if it is made into several nodes; empty: a worker sees what its node sees.
     ``coordinators``: further ones, of which one may lead when the first does not: host and port.
     ``kernel_log``: where the kernel's messages can be read. ``allow_inject``: it strikes its own processes in a drill.
+    ``resizes``: the job may go on with another number of nodes.
     """
 
     job_id: str
@@ -261,6 +273,7 @@ class AgentConfig:
     snapshot_interval_steps: int = 1
     overhead_limit: float = 0.0
     integrity_every_steps: int = 0
+    resizes: bool = False
 
     @property
     def snapshot_buffers(self) -> int:

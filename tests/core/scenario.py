@@ -156,6 +156,7 @@ class Scenario:
             peers={int(a): (int(b),) for a, b in re.findall(r"(\d+):(\d+)", values.get("peers", ""))},
             leaves_in_s=float(values["leaves"]) if "leaves" in values else None,
             plans=tuple((int(a), int(b)) for a, b in re.findall(r"(\d+)@(\d+)", values.get("plans", ""))),
+            size_since=int(values.get("size", 0)),
         )
 
     def _builds(
@@ -427,6 +428,8 @@ def _fence(fence: m.Fence) -> str:
     text = f"Fence {fence.generation} [{' '.join(map(short, fence.places))}]"
     if fence.lost:
         text += f" lost {','.join(map(str, fence.lost))}"
+    if fence.size_since:
+        text += f" of this size since {fence.size_since}"
     if fence.positions:
         text += f" build for {','.join(map(str, fence.positions))}"
     if fence.probe:

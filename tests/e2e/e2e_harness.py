@@ -190,7 +190,7 @@ class Job:
             stdin=subprocess.DEVNULL,
             stdout=self._console,
             stderr=self._console,
-            env=self._environment(),
+            env=self.environment(),
             preexec_fn=os.setpgrp,  # noqa: PLW1509 (pytest has one thread)
         )
 
@@ -211,7 +211,8 @@ class Job:
             *("--out", str(self.directory)),
         ]
 
-    def _environment(self) -> dict[str, str]:
+    def environment(self) -> dict[str, str]:
+        """Of a launcher of this job."""
         environment = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
@@ -243,6 +244,10 @@ class Job:
                 continue
             self._require_time(f"{name} {fields}")
             time.sleep(POLL_S)
+
+    def described(self) -> dict[str, Any]:
+        """Where its coordinator is, and its token."""
+        return dict(json.loads((self.logs / "job.json").read_text()))
 
     def pids(self) -> dict[str, Any]:
         """Of the coordinator and the agents."""

@@ -66,12 +66,23 @@ def test_there_is_a_verdict_on_every_flag_of_torchrun() -> None:
         (["--drain-on", "SIGNONSENSE"], "--drain-on: there is no signal"),
         (["--drain-on", "SIGTERM", "--standalone"], "--drain-on: all nodes of a stand-alone job are on this machine"),
         (["--drain-wait-s", "-1"], "--drain-wait-s"),
+        (["--nnodes", "4", "--min-nodes", "4"], "--min-nodes 4: say a number from 1 to 3"),
+        (["--nnodes", "4", "--min-nodes", "-1"], "--min-nodes -1: say a number from 1 to 3"),
+        (["--nnodes", "1", "--min-nodes", "1"], "a job of one node has no fewer"),
+        (["--nnodes", "5", "--min-nodes", "2"], "--min-nodes 2: no number of nodes from 2 to 4 divides the 5"),
+        (["--nnodes", "4", "--min-nodes", "2"], "--min-nodes needs --checkpoint-dir"),
         (["--token-file", "/does/not/exist"], "--token-file: .*No such file"),
     ],
 )
 def test_what_cannot_be_done_is_refused_with_a_reason(flags: list[str], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         ask(*flags)
+
+
+def test_fewer_nodes_are_asked_for_with_storage() -> None:
+    flags = ("--nnodes", "6", "--checkpoint-dir", "d", "--checkpoint-interval", "5")
+    assert ask(*flags).min_nodes == 0
+    assert ask(*flags, "--min-nodes", "2").min_nodes == 2
 
 
 def test_a_refused_flag_is_refused_from_torchruns_environment_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,4 +53,4 @@ def test_the_ladder_alone(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out.splitlines()
     assert shown[0].startswith("in place") and shown[-1].endswith("then exit 93)")
     assert main(["doctor", "--ladder", "--json", "--detection-budget-s", "10", "--hang-budget-s", "off"]) == 0
-    assert {rung["rung"]: rung for rung in json.loads(capsys.readouterr().out)}["rescue"]["bound"] == "60 s per job"
+    assert {rung["rung"]: rung for rung in json.loads(capsys.readouterr().out)}["rescue"]["bound"] == "60 s per wait"

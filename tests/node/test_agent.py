@@ -828,3 +828,43 @@ def test_what_is_suspect_is_told_although_a_fence_came_first(tmp_path: Path, mon
             assert told.suspicion is None, "this node has missed the plan that went back"
 
     play(scenario())
+
+
+def test_a_job_of_another_size_begins_with_new_processes_and_an_empty_memory(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    async def scenario() -> None:
+        async with bench(tmp_path, monkeypatch) as it:
+            it.peer = holder(tmp_path)
+            worker = await it.training_worker(step=4)
+            assert (worker.request.env["WORLD_SIZE"], worker.request.env["HOTSWAP_FULL_WORLD_SIZE"]) == ("2", "2")
+            it.fence(2, places=("a#1",), size_since=2, lost=(0,))
+            answer = await it.hear(m.NodeFenced)
+            assert (answer.held, answer.workers) == ((), ())
+            assert worker.signals == [signal.SIGKILL]
+            successor = await it.worker(1)
+            sizes = {key: successor.request.env[key] for key in ("WORLD_SIZE", "GROUP_WORLD_SIZE", "RANK")}
+            assert sizes == {"WORLD_SIZE": "1", "GROUP_WORLD_SIZE": "1", "RANK": "0"}
+            assert successor.request.env["HOTSWAP_FULL_WORLD_SIZE"] == "2"
+            await it.silent(m.WorkerLost)
+            it.drop()
+            register = await it.register()
+            assert (register.size_since, register.places, register.peers) == (2, ("a#1",), {})
+
+    play(scenario())
+
+
+def test_a_node_that_has_missed_two_changes_of_size_keeps_nothing(tmp_path: Path, monkeypatch: Patch) -> None:
+    async def scenario() -> None:
+        async with bench(tmp_path, monkeypatch) as it:
+            it.peer = holder(tmp_path)
+            worker = await it.training_worker(step=4)
+            it.fence(4, size_since=4, lost=(0, 1))
+            assert (await it.hear(m.NodeFenced)).held == ()
+            assert worker.signals == [signal.SIGKILL]
+            again = await it.worker(1)
+            it.fence(5, size_since=4)
+            await again.hear(m.Fence)
+            assert again.signals == [], "it is of this size already"
+
+    play(scenario())

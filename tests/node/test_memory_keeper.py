@@ -6,7 +6,7 @@ import asyncio
 import errno
 import os
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -455,6 +455,91 @@ def test_a_checkpoint_is_announced_once_it_counts(fails: bool, tmp_path: Path, m
     monkeypatch.setattr("hotswap.node.memory_keeper.durable_index.commit", commit)
     asyncio.run(scenario())
     assert happened == [("commit", tmp_path / "durable", 7, {0: 1, 1: 2}), *([] if fails else [7])]
+
+
+class Writers:
+    """Processes that write checkpoints, which end when the test says so."""
+
+    def __init__(self) -> None:
+        self.running: list[Callable[[int], None]] = []
+
+    def call(
+        self, target: str, args: list[Any], fds: list[int], fd_names: list[str], done: Callable[[int], None]
+    ) -> None:
+        self.running.append(done)
+
+
+@asynccontextmanager
+async def with_storage(directory: Path, written: list[tuple[int, int, int]]) -> AsyncIterator[Node]:
+    """A node without a holder for its slot 0, of which steps 1 and 2 are here, in three buffers."""
+    config = settings(directory, node="a", checkpoint_dir=str(directory / "durable"), checkpoint_interval_steps=1)
+    ignore = lambda *_: None  # noqa: E731
+    keeper = MemoryKeeper(config, "a#1", ignore, ignore, lambda *shard: written.append(shard), ignore)
+    keeper.start()
+    keeper.fence(1)
+    keeper.adopt_plan(plan(holders={}))
+    keeper.vault.reserve(0, 1, 3)
+    node = Node(keeper=keeper)
+    for step in (1, 2):
+        node.snapshot(0, step, b"x")
+    try:
+        yield node
+    finally:
+        keeper.close()
+
+
+def test_a_checkpoint_of_the_newest_snapshot_waits_for_the_one_before(tmp_path: Path) -> None:
+    written: list[tuple[int, int, int]] = []
+
+    async def scenario() -> None:
+        writers = Writers()
+        async with with_storage(tmp_path, written) as a:
+            a.keeper.make_durable(0, 1, 1, writers.call)
+            a.keeper.make_durable(0, 2, 1, writers.call)
+            assert len(writers.running) == 1, "two pins would leave the worker too little to write to"
+            writers.running[0](0)
+            await until(lambda: len(writers.running) == 2)
+            writers.running[1](0)
+        assert written == [(0, 1, 1), (0, 2, 1)]
+
+    play(scenario())
+
+
+def test_a_snapshot_is_not_written_by_two_at_once(tmp_path: Path) -> None:
+    written: list[tuple[int, int, int]] = []
+
+    async def scenario() -> None:
+        writers = Writers()
+        async with with_storage(tmp_path, written) as a:
+            for _ in range(2):
+                a.keeper.make_durable(0, 2, 1, writers.call)
+            assert len(writers.running) == 1
+            writers.running[0](1)
+            await until(lambda: len(writers.running) == 2)
+
+    play(scenario())
+
+
+@pytest.mark.parametrize("why", ["a newer snapshot", "a new generation", "it is gone"])
+def test_what_may_be_overwritten_is_not_waited_for(tmp_path: Path, why: str) -> None:
+    written: list[tuple[int, int, int]] = []
+
+    async def scenario() -> None:
+        writers = Writers()
+        async with with_storage(tmp_path, written) as a:
+            a.keeper.make_durable(0, 1, 1, writers.call)
+            a.keeper.make_durable(0, 2, 1, writers.call)
+            if why == "a newer snapshot":
+                a.snapshot(0, 3, b"x")
+            elif why == "a new generation":
+                a.keeper.fence(2)
+            else:
+                a.keeper.vault.truncate(0, 1, before=2)
+            writers.running[0](0)
+            await until(lambda: not a.keeper._tasks)
+            assert len(writers.running) == 1
+
+    play(scenario())
 
 
 def test_storage_that_does_not_answer_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

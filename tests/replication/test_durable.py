@@ -225,3 +225,18 @@ def test_the_index_needs_no_torch() -> None:
     code = "import sys, hotswap.replication.durable_index; assert 'torch' not in sys.modules"
     source = str(Path(durable_index.__file__).parents[2])
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": source}, timeout=60)
+
+
+def test_the_same_state_is_written_once(snapshots: list[Snapshot], tmp_path: Path) -> None:
+    """A manifest may name the first one by now, and no two folders of one state are the same bytes."""
+    write(snapshots[2], tmp_path, 2)
+    durable_index.commit(tmp_path, 2, {0: 1})
+    write(snapshots[2], tmp_path, 2)
+    assert durable_index.latest(tmp_path) == 2
+    path = durable_index.slot_directory(tmp_path, 2, 0)
+    assert durable_index.is_there(path, 2, 0, 1)
+    assert not durable_index.is_there(path, 2, 0, 2) and not durable_index.is_there(path.with_name("none"), 2, 0, 1)
+    next(file for file in path.iterdir() if file.suffix == ".distcp").write_bytes(b"torn")
+    assert not durable_index.is_there(path, 2, 0, 1)
+    write(snapshots[2], tmp_path, 2)
+    assert durable_index.is_there(path, 2, 0, 1), "what is not whole is written anew"

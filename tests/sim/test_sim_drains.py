@@ -19,10 +19,12 @@ def drained(seed: int, *at_s: float, **setup: Any) -> JobModel:
     return disturbed(seed, "drain", *at_s, **setup)
 
 
-def disturbed(seed: int, kind: str, *at_s: float, **setup: Any) -> JobModel:
-    calm = {"faults": 0, "flaky": 0.0, "integrity": 0, "event_log": True}
-    job = JobModel(seed, **calm, steps=60, compute_s=(0.1, 0.3), **setup)
-    faults = [Fault(kind=kind, moment="time", nth=1, delay_s=delay_s) for delay_s in at_s]
+def disturbed(seed: int, kinds: str | tuple[str, ...], *at_s: float, **setup: Any) -> JobModel:
+    """*kinds*: of all faults, or of each."""
+    each = (kinds,) * len(at_s) if isinstance(kinds, str) else kinds
+    calm = {"faults": 0, "flaky": 0.0, "integrity": 0, "event_log": True, "nodes_min": 0}
+    job = JobModel(seed, **{**calm, "steps": 60, "compute_s": (0.1, 0.3), **setup})
+    faults = [Fault(kind=kind, moment="time", nth=1, delay_s=s) for kind, s in zip(each, at_s, strict=True)]
     job.saboteur = Saboteur(job, faults)
     job.run()
     return job

@@ -10,14 +10,24 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from hotswap.core import counsel, drain, losses, repair, salvage, slowness, standstill
+from hotswap.core import counsel, drain, losses, repair, resize, salvage, slowness, standstill
 from hotswap.core import messages as m
 from hotswap.core.events import Effect, Event, FromNode, Judged, NodeGone, Record, Scalar, StopAsked
 from hotswap.core.job import Job
 from hotswap.core.limits import Limits
 from hotswap.core.past import Past
 from hotswap.core.recovery import PHASE_NAMES
-from hotswap.core.transitions import KINDS, NEVER_STALE, OF_A_MEMBER, OF_A_RECOVERY, TRAINS, TRANSITIONS, Kind, Phase
+from hotswap.core.transitions import (
+    KINDS,
+    NEVER_STALE,
+    OF_A_MEMBER,
+    OF_A_RECOVERY,
+    OF_A_SLOT,
+    TRAINS,
+    TRANSITIONS,
+    Kind,
+    Phase,
+)
 from hotswap.core.types import Membership, NodeId, Role, names_of, node_order
 from hotswap.errors import EXIT_OK, EXIT_REQUEUE, EXIT_USER_ERROR
 
@@ -82,6 +92,7 @@ class Coordinator:
             self._dispatch(event, kind, now)
             if self.phase is Phase.TRAINING:
                 drain.look(self.job)
+                resize.look(self.job, now)
             allowed = TRANSITIONS[before, kind]
             assert self.phase in allowed, f"{kind.value}: {before.value} -> {self.phase.value} is not in the table"
         return self.job.out
@@ -96,7 +107,7 @@ class Coordinator:
         if self.phase in TRAINS:
             due.append(self.job.watch.deadline())
         if self.phase is Phase.TRAINING:
-            due.append(drain.deadline(self.job))
+            due.append(min(drain.deadline(self.job), resize.deadline(self.job)))
         silence = self.job.detector.deadline()
         if silence is not None:
             due.append(silence)
@@ -124,6 +135,8 @@ class Coordinator:
             return f"{node} speaks of generation {generation}, which was never committed (newest: {newest})"
         if kind not in NEVER_STALE and generation < newest:
             return _LATE_NEWS
+        if kind in OF_A_SLOT and generation < self.job.size_since:
+            return _LATE_NEWS
         if kind in OF_A_RECOVERY and self.phase is Phase.RECOLLECTING:
             return _LATE_NEWS
         slot = getattr(message, "slot", None)
@@ -134,7 +147,7 @@ class Coordinator:
     def _refusal_to_register(self, node: NodeId, message: m.Register) -> str | None:
         if message.node != node:
             return f"{node} calls itself {message.node}"
-        if message.generation and len(set(message.places)) != self.limits.nodes_active:
+        if message.generation and len(set(message.places)) not in resize.sizes(self.limits):
             return f"{node} was in a job of {len(message.places)} active nodes, this one has {self.limits.nodes_active}"
         return None
 
@@ -165,7 +178,10 @@ class Coordinator:
         job.detector.heard(node, now)
         if message.protected:
             job.protect()
-        job.peers.update(message.peers)
+        if job.running and message.size_since != job.size_since:
+            job.roster.forget_slots(node, job.current.slots_of(node))
+        else:
+            job.peers.update(message.peers)
         drain.on_register(job, node, message, now)
         job.history.learn(message.plans)
         if job.running:
@@ -195,6 +211,7 @@ class Coordinator:
     def _recollect(self, message: m.Register, now: float) -> None:
         """Wait for the members of the newest generation that anyone speaks of."""
         self.job.membership = Membership(generation=message.generation, places=message.places, width=self.limits.width)
+        self.job.size_since = message.size_since
         if self.phase is not Phase.RECOLLECTING:
             self.job.phase = Phase.RECOLLECTING
             self._recollecting_since = now
@@ -211,6 +228,9 @@ class Coordinator:
         """Every member is heard or given up: go on training if nothing happened meanwhile, else recover."""
         job, current = self.job, self.job.current
         members = [job.roster[node] for node in current.places if node in job.roster]
+        for node in job.roster:
+            if job.roster[node].register.size_since != job.size_since:
+                job.roster.forget_slots(node, current.slots_of(node))
         missing: list[Scalar] = [node for node in current.places if node not in job.roster]
         job.record("coordinator_took_over", {"members": len(members), "missing": missing})
         job.taken_over_at = now
@@ -245,7 +265,7 @@ class Coordinator:
             return
         job.record("node_joined", {"node": node, "role": job.role(node).value})
         if self.phase is Phase.WAITING:
-            job.recover(f"{node} joined", now, message.lost if node in current.places else ())
+            job.recover(f"{node} joined", now, job.roster[node].lost if node in current.places else ())
         elif node in current.places:
             self._welcome_back(node, message, now)
         elif self.phase is not Phase.FENCING and job.plan is not None and not job.plan.holders:
@@ -272,10 +292,11 @@ class Coordinator:
     def _welcome_back(self, node: NodeId, message: m.Register, now: float) -> None:
         """A member has a new connection although the old one's end is no news yet: what was said meanwhile is lost."""
         same = message.generation == self.job.current.generation
-        if self.phase in TRAINS and same and message.training and not message.lost:
+        lost = self.job.roster[node].lost
+        if self.phase in TRAINS and same and message.training and not lost:
             self._catch_up(node, now)
         else:
-            self.job.recover(f"{node} lost its connection", now, message.lost)
+            self.job.recover(f"{node} lost its connection", now, lost)
 
     # --- nodes go --------------------------------------------------------------------------------------------------
 
@@ -391,7 +412,7 @@ class Coordinator:
     def _on_checkpoint_committed(self, node: NodeId, message: m.CheckpointCommitted, now: float) -> None:
         self.job.record("checkpoint_written", {"step": message.step})
         drain.on_checkpoint(self.job, message.step, now)
-        salvage.on_checkpoint(self.job, message.step)
+        salvage.on_checkpoint(self.job, message.step, now)
 
     def _on_paced(self, node: NodeId, message: m.SnapshotsPaced, now: float) -> None:
         self.job.record("snapshot_interval", {"step": message.step, "interval": message.interval})
@@ -412,6 +433,7 @@ class Coordinator:
             standstill.look(job, now)
             if self.phase is Phase.TRAINING:
                 drain.on_tick(job, now)
+                resize.on_tick(job, now)
 
     def _phase_deadline(self) -> float:
         if self.phase is Phase.FORMING:

@@ -8,6 +8,7 @@ before its time is up is let go: after a durable checkpoint, if there is storage
 from __future__ import annotations
 
 from hotswap.core import messages as m
+from hotswap.core import resize
 from hotswap.core.events import Fields
 from hotswap.core.job import Job
 from hotswap.core.recovery import Halt
@@ -106,7 +107,9 @@ def _swap(job: Job, now: float) -> None:
 
 
 def _let_go_if_durable(job: Job, now: float) -> None:
-    if job.halt is not None and job.halt.durable and job.durable_step == job.halt.step:
+    if job.halt is not None and job.halt.grows:
+        resize.grow_if_durable(job, now)
+    elif job.halt is not None and job.halt.durable and job.durable_step == job.halt.step:
         _let_go(job, now)
 
 
@@ -114,7 +117,7 @@ def _on_overdue(job: Job, overdue: list[NodeId], now: float) -> None:
     """Their time is up: with a spare that has still to be built rather than with none; else a checkpoint, and let them go."""
     if job.spares():
         job.recover(f"{', '.join(overdue)} cannot stay any longer", now)
-    elif job.limits.checkpoints and (job.halt is None or not job.halt.durable):
+    elif job.limits.checkpoints and (job.halt is None or not job.halt.durable or job.halt.grows):
         for node in overdue:
             job.roster.leave(node, now + job.limits.phase_s)
         _halt(job, durable=True)

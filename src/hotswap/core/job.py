@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from itertools import chain
 
-from hotswap.core import counsel, ladder, placement, plans, resume, salvage
+from hotswap.core import counsel, ladder, placement, plans, resize, resume, salvage
 from hotswap.core import messages as m
 from hotswap.core.counsel import Counsel
 from hotswap.core.detector import SilenceDetector
@@ -78,6 +78,9 @@ class Job:
         self.rescue: salvage.Rescue | None = None
         self.durable_step: Step = -1
         """Newest durable checkpoint that was committed in this coordinator's time."""
+        self.size_since: Generation = 0
+        """The generation in which the job got its present number of slots; 0: it never had another one."""
+        self.grow_from = float("-inf")
         self.built_at = 0.0
         self.taken_over_at = float("-inf")
         self.out: list[Effect] = []
@@ -246,6 +249,7 @@ class Job:
             endpoints=self.roster.endpoints,
             lost=tuple(sorted(self.recovery.lost)) if self.recovery is not None else (),
             positions=self.roster.positions(node, self.current) if self.protected else (),
+            size_since=self.size_since,
             valid_to=self.history.valid_to(self.roster[node].knows),
             plans=self.history.plans,
             probe=self.recovery is not None and self.recovery.probe,
@@ -347,8 +351,8 @@ class Job:
             self.recover("nodes that are needed did not come back", now)
             return
         reason = f"no spare and no new node within {self.limits.spare_wait_s:g} s"
-        if not salvage.begin(self, reason, now):
-            self.stop(ladder.RESCUE.code, reason)
+        if not salvage.begin(self, reason, now) and not resize.shrink(self, reason, now):
+            self.stop(ladder.FEWER.code, reason)
 
     def _without_memory(self, recovery: Recovery) -> resume.Resume | None:
         """The newest durable checkpoint; the very beginning if the job never got anywhere."""
@@ -393,6 +397,8 @@ class Job:
         self.waiting = None
         self.history.planned(self.current.generation, step)
         self.shards.undo_after(step)
+        if self.durable_step > step:
+            self.durable_step = -1  # That one is of an undone future, or does not count any more.
 
     def protect(self) -> None:
         """The script turns out to use hotswap: it can be recovered, and spares may run it as well."""

@@ -41,6 +41,8 @@ class Rung:
     def bound(self, limits: Limits) -> str:
         """The budget in words."""
         value = getattr(limits, self.budget)
+        if self.budget.startswith("nodes_"):
+            return f"{value} nodes at least" if value else "never, without --min-nodes"
         return f"{value:g} s" if self.budget.endswith("_s") else f"{value} times"
 
 
@@ -84,9 +86,19 @@ WAIT = Rung(
 RESCUE = Rung(
     name="rescue",
     answers="no node came",
-    does="with --checkpoint-dir, the newest state that is whole in memory goes to storage; the job ends and can be queued again",
+    does="with --checkpoint-dir, the newest state that is whole in memory goes to storage",
     budget="phase_s",
-    per="job",
+    per="wait",
+    renewed="",
+    then="fewer",
+)
+FEWER = Rung(
+    name="fewer",
+    answers="no node came, and the state is on storage or cannot be had there",
+    does="with --min-nodes, all processes start anew with the largest part of the nodes that divides their number, from storage, and "
+    "with all again as nodes come; else the job ends and can be queued again",
+    budget="nodes_min",
+    per="",
     renewed="",
     then="end",
     exit_code=EXIT_REQUEUE,
@@ -111,7 +123,7 @@ NO_PROGRESS = Rung(
     then="end",
     exit_code=EXIT_DO_NOT_REQUEUE,
 )
-LADDER = (IN_PLACE, RESPAWN, SPARE, WAIT, RESCUE, STANDSTILL, NO_PROGRESS)
+LADDER = (IN_PLACE, RESPAWN, SPARE, WAIT, RESCUE, FEWER, STANDSTILL, NO_PROGRESS)
 
 
 def table(limits: Limits) -> list[dict[str, str]]:
@@ -121,7 +133,9 @@ def table(limits: Limits) -> list[dict[str, str]]:
             "rung": rung.name,
             "answers": rung.answers,
             "does": rung.does,
-            "bound": f"{rung.bound(limits)} per {rung.per}" + (f", anew with {rung.renewed}" if rung.renewed else ""),
+            "bound": rung.bound(limits)
+            + (f" per {rung.per}" if rung.per else "")
+            + (f", anew with {rung.renewed}" if rung.renewed else ""),
             "then": f"exit {rung.exit_code}" if rung.exit_code is not None else rung.then,
         }
         for rung in LADDER

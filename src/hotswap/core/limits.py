@@ -21,7 +21,8 @@ class Limits:
     spares; ``recoveries_max``: planned recoveries without a newly committed step in between, after which going on is pointless; ``hangs_max``: hangs in the same place at
     the same step that are answered, the second one on another node; ``respawns_max``: the same for the deaths of one slot's
     workers. ``halt_s``: how long
-    the last worker may come to a halt after the first. ``checkpoints``: there is storage for durable ones. ``hang_s``, ``hang_floor_s``, ``hang_ceiling_s``, ``pause_s``: see ``HangWatch``; ``hang_s`` of None follows the
+    the last worker may come to a halt after the first. ``checkpoints``: there is storage for durable ones.
+    ``nodes_min``: with so many nodes the job may still go on if no other comes, 0: only with all of them. ``hang_s``, ``hang_floor_s``, ``hang_ceiling_s``, ``pause_s``: see ``HangWatch``; ``hang_s`` of None follows the
     job's own steps, of 0 looks for no hangs.
     """
 
@@ -37,6 +38,7 @@ class Limits:
     trouble_grace_s: float = 1.0
     halt_s: float = 2.5
     checkpoints: bool = False
+    nodes_min: int = 0
     hang_s: float | None = 0.0
     hang_floor_s: float = 60.0
     hang_ceiling_s: float = 480.0
@@ -54,3 +56,4 @@ class Limits:
         assert 1 <= self.nodes_active <= self.nodes_max, f"{self.nodes_active} active of {self.nodes_max} nodes"
         assert self.width >= 1, f"{self.width} slots a node"
         assert self.replicas >= 1, f"{self.replicas} replicas"
+        assert 0 <= self.nodes_min <= self.nodes_active, f"at least {self.nodes_min} of {self.nodes_active} nodes"

@@ -36,7 +36,7 @@ class Register:
     ``training`` whether that generation was told to go. ``protected``: a worker of this node has called ``hotswap.init()``.
     ``peers`` as in WorkerBuilt, also of workers that have ended since: nobody may be left who could tell it again. ``plans``
     as in Fence, and the plan of *generation* if it is known here.
-    ``leaves_in_s``: this node was told to leave, as in NodeDraining; None: it is there to stay.
+    ``leaves_in_s``: this node was told to leave, as in NodeDraining; None: it is there to stay. ``size_since`` as in Fence.
     """
 
     node: NodeId
@@ -55,6 +55,7 @@ class Register:
     peers: dict[Slot, tuple[Slot, ...]] = field(default_factory=dict)
     leaves_in_s: float | None = None
     plans: tuple[tuple[Generation, Step], ...] = ()
+    size_since: Generation = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -308,7 +309,8 @@ class Fence:
     ``valid_to``: the node has missed a plan and must drop all snapshots and replicas of later steps before it answers: they
     belong to a future that was undone. None: it may keep everything. ``probe``: nobody knows why the last generation failed;
     try to reach all other nodes before you answer. ``plans``: generation and resume step of all plans that still matter, for a
-    coordinator that has to begin without a log.
+    coordinator that has to begin without a log. ``size_since``: the generation in which the job got its present number of slots;
+    what is of an older one, in memory and as a process, is of other slots and must go.
     """
 
     generation: Generation
@@ -319,6 +321,7 @@ class Fence:
     valid_to: Step | None = None
     probe: bool = False
     plans: tuple[tuple[Generation, Step], ...] = ()
+    size_since: Generation = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,10 +26,12 @@ PHASE_NAMES = {
 class Halt:
     """An order to all workers to stand still at one boundary. ``slots``: who does; ``first_at``: since when somebody does.
 
-    ``durable``: so that the state there goes to storage, before nodes leave that nobody replaces; else for a swap.
+    ``durable``: so that the state there goes to storage, before nodes leave that nobody replaces, or, if it ``grows``, before the
+    job goes on with more nodes; else for a swap.
     """
 
     durable: bool
+    grows: bool = False
     slots: set[Slot] = field(default_factory=set)
     step: Step = -1
     first_at: float | None = None

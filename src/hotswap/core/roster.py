@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from hotswap.core import messages as m
@@ -169,6 +169,19 @@ class Roster:
                     fills[position] = max(able, key=lambda node: self.has_built(node, slots))
                     free.remove(fills[position])
         return dict(sorted(fills.items()))
+
+    def resize(self) -> None:
+        """The job has other slots from now on: nobody is built for any of them."""
+        self._stands_for.clear()
+        for node in self._nodes:
+            self.forget_slots(node)
+
+    def forget_slots(self, node: NodeId, hosted: Iterable[Slot] = ()) -> None:
+        """What *node* has said of slots was about those of a job of another size; it has no process yet for those that are *hosted* there now."""
+        known = self._nodes[node]
+        known.built.clear()
+        known.finished.clear()
+        known.lost = set(hosted)
 
     def promote(self, node: NodeId) -> None:
         """A spare has become a member."""

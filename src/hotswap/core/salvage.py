@@ -1,4 +1,4 @@
-"""Before a job gives up for want of a node: what is left in memory goes to storage, so that the next run goes on from there."""
+"""Before a job gives up for want of a node: what is left in memory goes to storage, and the next run, or a smaller job, goes on."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hotswap.core import messages as m
-from hotswap.core import resume
-from hotswap.core.ladder import RESCUE
+from hotswap.core import resize, resume
+from hotswap.core.ladder import FEWER
 from hotswap.core.types import NodeId, Slot, Source, Step
 
 if TYPE_CHECKING:
@@ -64,7 +64,10 @@ def awaits(job: Job, step: Step) -> bool:
     return job.rescue is not None and step == job.rescue.step
 
 
-def on_checkpoint(job: Job, step: Step) -> None:
-    """The durable checkpoint of *step* counts: nothing keeps the job any longer if it is the one."""
-    if job.rescue is not None and step == job.rescue.step:
-        job.stop(RESCUE.code, f"{job.rescue.reason}; the state of step {step} is on storage")
+def on_checkpoint(job: Job, step: Step, now: float) -> None:
+    """The durable checkpoint of *step* counts: if it is the one, the job goes on from there with fewer nodes, or ends."""
+    if job.rescue is None or step != job.rescue.step:
+        return
+    reason = job.rescue.reason
+    if not resize.shrink(job, reason, now):
+        job.stop(FEWER.code, f"{reason}; the state of step {step} is on storage")

@@ -56,6 +56,8 @@ NEVER_STALE = frozenset(
     {Kind.REGISTERED, Kind.BUILT, Kind.LOST, Kind.SHARD_DURABLE, Kind.CHECKPOINT_COMMITTED, Kind.DRAINING}
 )
 """A death stays a death, a model once built stays built, and what is on storage stays there."""
+OF_A_SLOT = frozenset({Kind.BUILT, Kind.LOST, Kind.SHARD_DURABLE})
+"""What outlives a generation, but not a change of the number of slots: the same number then means something else."""
 OF_A_RECOVERY = frozenset({Kind.FENCED, Kind.CONNECTED, Kind.READY, Kind.RESTORE_FAILED})
 OF_A_MEMBER = frozenset(
     {
@@ -118,8 +120,8 @@ def _table() -> dict[tuple[Phase, Kind], frozenset[Phase]]:
     # A node that has to leave: all halt, and it is replaced, or a checkpoint is written, and it goes without.
     allow((P.RECOLLECTING, *TRAINS), (K.HALTED,))
     allow((P.TRAINING,), (K.HALTED, K.CHECKPOINT_COMMITTED), *_AFTER_LOSS)
-    # Nobody came: what is left is on storage, and the job may end.
-    allow((P.WAITING,), (K.CHECKPOINT_COMMITTED,), P.STOPPED)
+    # Nobody came: what is left is on storage, and the job goes on with fewer nodes or ends.
+    allow((P.WAITING,), (K.CHECKPOINT_COMMITTED,), P.FENCING, P.STOPPED)
     return table
 
 

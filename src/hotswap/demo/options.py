@@ -71,9 +71,10 @@ class TrainOptions:
     virtual_stages: int = 1
     compile: bool = False
 
-    def batch(self, dp_size: int) -> BatchShape:
-        """How samples are cut for *dp_size* data-parallel ranks."""
-        return BatchShape(dp_size=dp_size, microbatches=self.microbatches, rows=self.rows, tokens=self.tokens)
+    def batch(self, dp_size: int, full_dp_size: int | None = None) -> BatchShape:
+        """How samples are cut for *dp_size* data-parallel ranks; where there are fewer than *full_dp_size*, each does more."""
+        times = 1 if full_dp_size is None else full_dp_size // dp_size
+        return BatchShape(dp_size=dp_size, microbatches=self.microbatches * times, rows=self.rows, tokens=self.tokens)
 
     def evaluates(self, step: int) -> bool:
         """Whether *step* begins with an evaluation."""

@@ -26,9 +26,8 @@ def main() -> None:
     model = DistributedDataParallel(gpt, bucket_cap_mb=0.5)  # several buckets even for a small model
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, options.lr_scale)
-    loader = ExactlyOnceLoader(
-        options.batch(session.world_size), dp_rank=session.slot, seed=options.seed, device=device
-    )
+    shape = options.batch(session.world_size, session.full_world_size)
+    loader = ExactlyOnceLoader(shape, dp_rank=session.slot, seed=options.seed, device=device)
     torch.manual_seed(options.seed + 1 + session.slot)  # equal weights, but every slot drops out its own neurons
     session.protect(model=model, optimizer=optimizer, scheduler=scheduler, loader=loader, total_steps=options.steps)
     place_in_torch(model, list(gpt.blocks), optimizer)

@@ -140,6 +140,7 @@ _ALWAYS: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     "spare_ready": lambda e: f"{short(e['node'])} is a hot spare now",
     "spare_promoted": _promoted,
     "waiting_for_node": lambda e: f"no spare left, waiting up to {e['wait_s']:g} s for a node",
+    "job_resized": lambda e: f"it goes on with {e['now']} nodes instead of {e['before']}: {e['reason']}",
     "restore_failed": lambda e: f"slot {e['slot']} could not be restored: {e['detail']}",
     "restored_from_checkpoint": lambda e: (
         f"no copy in memory: going back to the durable checkpoint of step {e['step']}"

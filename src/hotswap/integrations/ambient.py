@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import struct
 import sys
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 
 from hotswap.integrations.base import AdapterBase
+from hotswap.replication import plaintree
 
 _MEGATRON_RANDOM = "megatron.core.tensor_parallel.random"
 
@@ -51,6 +53,24 @@ class RandomAdapter(AdapterBase):
         tracker = _megatron_tracker()
         if tracker is not None and "megatron" in tree:
             _restore_tracker(tracker, tree["megatron"])
+
+
+def apart(tree: dict[str, Any], slot: int) -> dict[str, Any]:
+    """Generators for *slot*, which has no predecessor of its own: seeded from another slot's state, *tree*, and from its number."""
+    seed = hashlib.sha256(plaintree.encode(tree) + slot.to_bytes(8, "little")).digest()
+    number = int.from_bytes(seed[:8], "little") >> 1
+    version, words, gauss = random.Random(seed).getstate()
+    made: dict[str, Any] = {
+        "python": (version, struct.pack(f"<{len(words)}I", *words), gauss),
+        "torch": torch.Generator().manual_seed(number).get_state(),
+    }
+    if "numpy" in tree:
+        import numpy
+
+        made["numpy"] = numpy.random.RandomState(number % 2**32).get_state()
+    if "cuda" in tree:
+        made["cuda"] = torch.Generator(device="cuda").manual_seed(number).get_state()
+    return made
 
 
 def _megatron_tracker() -> Any:

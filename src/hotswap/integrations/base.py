@@ -8,18 +8,28 @@ from typing import Any, Protocol
 
 import torch
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from hotswap.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where the part that a slot holds lies in the whole tensor: the shape of the whole, and the part's first index in each dimension."""
+
+    whole: tuple[int, ...]
+    offset: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class TensorSpec:
-    """Form of a saved tensor: enough to make an empty one of its kind."""
+    """Form of a saved tensor: enough to make an empty one of its kind. ``place``: None if the slot has it as a whole."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
     device_type: str
     is_dtensor: bool
+    place: Place | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +46,7 @@ class TensorEntry:
     shared: bool = False
     volatile: bool = False
     is_dtensor: bool = False
+    place: Place | None = None
 
     def spec(self) -> TensorSpec:
         """Form of this tensor."""
@@ -44,6 +55,7 @@ class TensorEntry:
             shape=tuple(self.tensor.shape),
             device_type=self.tensor.device.type,
             is_dtensor=self.is_dtensor,
+            place=self.place,
         )
 
 
@@ -104,6 +116,9 @@ class StateAdapter(Protocol):
     def shape(self) -> str:
         """Hash of names, shapes and dtypes: slots with equal hashes run the same program."""
 
+    def obstacle(self) -> str | None:
+        """Why this state cannot be given to a job with another number of slots, and what to do instead; None if it can."""
+
 
 class AdapterBase:
     """An adapter without tensors: what most methods are for most adapters."""
@@ -157,6 +172,20 @@ class AdapterBase:
     def shape(self) -> str:
         """The name: the content may differ from slot to slot."""
         return self.name
+
+    def obstacle(self) -> str | None:
+        """None: what a slot has of this, its successor in a job of another size can take over."""
+        return None
+
+
+def place_of(tensor: torch.Tensor) -> Place | None:
+    """Where this process's part of a DTensor lies in the whole; None for any other tensor."""
+    if not isinstance(tensor, DTensor):
+        return None
+    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    held = tuple(tensor._local_tensor.shape)
+    assert tuple(shape) == held, f"{held} of a tensor of {tuple(tensor.shape)} are here, its placements say {shape}"
+    return Place(whole=tuple(tensor.shape), offset=tuple(offset))
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

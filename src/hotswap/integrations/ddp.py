@@ -64,6 +64,16 @@ class DDPAdapter(ModuleAdapter):
             wrapper.__dict__.pop("_post_forward", None)
             _forget_backward(wrapper)
 
+    def obstacle(self) -> str | None:
+        """None, if all slots hold the same model."""
+        sizes = {dist.get_world_size(wrapper.process_group) for wrapper in self._wrappers}
+        if sizes == {dist.get_world_size()}:
+            return None
+        return (
+            "DistributedDataParallel joins only some of the slots, and nothing says how the rest of the model is shared out; leave "
+            "--min-nodes out: then the job waits for a node and leaves with 75"
+        )
+
     def synchronise(self) -> None:
         """Broadcast parameters and buffers, as the constructor does."""
         with torch.no_grad():

@@ -71,6 +71,17 @@ class ShardedAdapter(ModuleAdapter):
         places = {p.device_mesh: None for _, p in self._all_parameters() if isinstance(p, DTensor)}
         return [(mesh.mesh.tolist(), mesh.get_coordinate()) for mesh in places]
 
+    def obstacle(self) -> str | None:
+        """None, if every slot has its part of each sharded parameter."""
+        if all(
+            p.device_mesh.size() == dist.get_world_size() for _, p in self._all_parameters() if isinstance(p, DTensor)
+        ):
+            return None
+        return (
+            "the device mesh of a parameter has only some of the slots, and nothing says how the rest of the model is shared out; "
+            "leave --min-nodes out: then the job waits for a node and leaves with 75"
+        )
+
     def objects(self) -> dict[str, Any]:
         """Also the switches that gradient accumulation flips in the middle of a step."""
         flags = [

@@ -80,6 +80,14 @@ class MegatronAdapter(ModuleAdapter):
                     found.setdefault(peers, []).append(entry)
         return [(peers, entries) for peers, entries in found.items() if peers]
 
+    def obstacle(self) -> str | None:
+        """Shards of the distributed optimizer are cut from flat buckets, whose size depends on the number of slots."""
+        return (
+            "what a slot holds of a Megatron-Core model and its optimizer depends on how many there are; leave --min-nodes out: then the "
+            "job waits for a node and leaves with 75. To go on with fewer, save with Megatron-Core's own distributed checkpoints, "
+            "which load into any layout, and start anew from there"
+        )
+
     def _place(self) -> object:
         chunk: Any = self.chunks[0]
         groups = (chunk.tp_group, chunk.pp_group, chunk.ep_group, chunk.dp_cp_group, chunk.expt_dp_group)

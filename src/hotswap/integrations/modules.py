@@ -8,11 +8,12 @@ from itertools import chain
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 from hotswap.errors import LayoutMismatch, UsageError
-from hotswap.integrations.base import AdapterBase, TensorEntry, TensorSpec, local
+from hotswap.integrations.base import AdapterBase, TensorEntry, TensorSpec, local, place_of
 from hotswap.integrations.optim import OptimizerState
 
 
@@ -69,6 +70,7 @@ class ModuleAdapter(AdapterBase):
                         tensor=local(parameter),
                         shared=self._is_shared(parameter),
                         is_dtensor=isinstance(parameter, DTensor),
+                        place=place_of(parameter),
                     )
             for name, buffer in chunk.named_buffers():
                 # Batch-norm statistics and the like: each slot has its own, and forward changes them.
@@ -77,6 +79,7 @@ class ModuleAdapter(AdapterBase):
                     tensor=local(buffer),
                     volatile=True,
                     is_dtensor=isinstance(buffer, DTensor),
+                    place=place_of(buffer),
                 )
 
     def _optimized(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -182,6 +185,15 @@ class ModuleAdapter(AdapterBase):
         """Hash over the parameters as they are in the whole, and the place in the mesh but for the data-parallel axes."""
         rows = [(name, str(p.dtype), tuple(p.shape)) for chunk in self.chunks for name, p in self._parameters(chunk)]
         return hashlib.sha256(repr((type(self).__name__, rows, self._part())).encode()).hexdigest()
+
+    def obstacle(self) -> str | None:
+        """Nobody knows what slots have of one model here."""
+        if not dist.is_initialized() or dist.get_world_size() == 1:
+            return None
+        return (
+            "the model is neither a DistributedDataParallel nor made with fully_shard, so nothing says which part of it another "
+            "number of slots would hold; wrap it, or leave --min-nodes out: then the job waits for a node and leaves with 75"
+        )
 
     def _part(self) -> object:
         """The part of the model that this slot computes, where parameters do not tell."""

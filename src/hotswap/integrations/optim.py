@@ -9,7 +9,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from hotswap.errors import LayoutMismatch
-from hotswap.integrations.base import TensorEntry, TensorSpec, local
+from hotswap.integrations.base import TensorEntry, TensorSpec, local, place_of
 
 
 class OptimizerState:
@@ -111,7 +111,8 @@ class OptimizerState:
 
 
 def _entry(name: str, tensor: torch.Tensor, shared: bool) -> TensorEntry:
-    return TensorEntry(name=name, tensor=local(tensor), shared=shared, is_dtensor=isinstance(tensor, DTensor))
+    is_dtensor, place = isinstance(tensor, DTensor), place_of(tensor)
+    return TensorEntry(name=name, tensor=local(tensor), shared=shared, is_dtensor=is_dtensor, place=place)
 
 
 def _fits(value: object, spec: TensorSpec) -> bool:

@@ -133,6 +133,14 @@ def parser() -> argparse.ArgumentParser:
         "a spare; 0: slow workers are only told",
     )
     group.add_argument(
+        "--min-nodes",
+        type=int,
+        default=0,
+        metavar="M",
+        help="go on with fewer nodes, M at least, if none comes within --spare-wait-s: the largest part of the nodes that are left "
+        "that divides their number, from the newest state in --checkpoint-dir, and with more again as they come; 0: never",
+    )
+    group.add_argument(
         "--fault-domain",
         default="",
         help="what this node fails together with, one label or several (rack=r7,switch=s2,pdu=p1); by default from "
@@ -218,6 +226,7 @@ def parse(argv: list[str]) -> Options:
         integrity_every_steps=_at_least("--integrity-every", args.integrity_every, 0),
         replicas=_at_least("--replicas", args.replicas, 1),
         evict_slow=_evict_slow(args.evict_slow),
+        min_nodes=shared.min_nodes(args.min_nodes, nodes_active, storage=bool(args.checkpoint_dir)),
         fault_domain=args.fault_domain or domains.discover(os.environ),
         node_history=str(Path(args.node_history).resolve()) if args.node_history else "",
         kernel_log=str(Path(args.kernel_log).resolve()) if args.kernel_log else "",

@@ -165,6 +165,7 @@ class Job:
             spare_first=options.spare_first,
             replicas=options.replicas,
             evict_slow=options.evict_slow,
+            nodes_min=options.min_nodes,
             join_s=options.join_s,
             events_path=str(self.events),
             checkpoint_dir=options.checkpoint_dir or None,
@@ -213,6 +214,7 @@ class Job:
             snapshot_interval_steps=options.snapshot_interval_steps,
             overhead_limit=options.overhead_limit,
             integrity_every_steps=options.integrity_every_steps,
+            resizes=options.min_nodes > 0,
         )
         agent = start(name, AGENT, log=self.directory / name / "agent.log", without=SECRETS)
         self._agents.append(agent)

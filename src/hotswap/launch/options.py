@@ -23,6 +23,7 @@ class Options:
     a time that follows from the detection budget. ``transfer_streams``: 0 for a number that follows from the processors. ``signals``: those that ask for one.
     ``allow_inject``: drills may be ordered while it runs.
     ``drain_on``: signals that say that this node has to leave; ``drain_s``: how long it then stays without a replacement.
+    ``min_nodes``: with so many nodes the job may still go on, 0: only with all of them.
     """
 
     nodes_active: int
@@ -51,6 +52,7 @@ class Options:
     drain_s: float = 60.0
     replicas: int = 1
     evict_slow: float = 0.0
+    min_nodes: int = 0
     preload: tuple[str, ...] | None = ("torch",)
     spare_positions: int = 1
     checkpoint_dir: str = ""

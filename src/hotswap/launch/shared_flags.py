@@ -48,6 +48,24 @@ def store_of(args: argparse.Namespace) -> StoreConfig | None:
     return configured(args.store, user=user, password=password, **paths)
 
 
+def min_nodes(least: int, active: int, *, storage: bool) -> int:
+    """With how many of *active* nodes a job may still go on. UsageError if it never could."""
+    if least == 0:
+        return 0
+    if active == 1:
+        raise UsageError(f"--min-nodes {least}: a job of one node has no fewer; leave it out")
+    if not 1 <= least < active:
+        raise UsageError(f"--min-nodes {least}: say a number from 1 to {active - 1}, less than the {active} that train")
+    if all(active % fewer for fewer in range(least, active)):
+        raise UsageError(
+            f"--min-nodes {least}: no number of nodes from {least} to {active - 1} divides the {active} that train, so the global "
+            "batch could not be kept; say less, or start with another number"
+        )
+    if not storage:
+        raise UsageError("--min-nodes needs --checkpoint-dir: a smaller job goes on from what is there")
+    return least
+
+
 def add_token_flag(group: argparse._ActionsContainer) -> None:
     """Never the token itself, which every user of a machine could read there."""
     group.add_argument(

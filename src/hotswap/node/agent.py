@@ -141,6 +141,7 @@ class Agent:
             peers=dict(self._peers),
             leaves_in_s=self.departure.left_s,
             plans=self._history.plans,
+            size_since=self._fence.size_since if self._fence is not None else 0,
         )
 
     async def _beat(self) -> None:
@@ -213,18 +214,30 @@ class Agent:
     def _on_fence(self, fence: m.Fence) -> None:
         if fence.generation < self.generation:
             return
+        resizes = self._resizes(fence)
         self._fence = fence
         self._history = History(fence.plans)
         self.memory.endpoints = fence.endpoints
         if fence.generation > self.generation:
-            self._accept(fence)
+            self._accept(fence, resizes=resizes)
         elif not self.active:  # Told again of the same membership: now for which places to keep workers.
             self._staff(fence)
         if fence.valid_to is not None:
             self.memory.undo_after(fence.valid_to)
         self._answer_fence()
 
-    def _accept(self, fence: m.Fence) -> None:
+    def _resizes(self, fence: m.Fence) -> bool:
+        """Whether what is here is of a job with another number of slots, or of the slots before it had another one."""
+        return bool(self.places) and (len(fence.places) != len(self.places) or self.generation < fence.size_since)
+
+    def _start_over(self) -> None:
+        """No process and no memory of this node is of a slot that there is."""
+        for worker in list(self.workers.values()):
+            self._discard(worker)
+        self.memory.forget_all()
+        self._peers.clear()
+
+    def _accept(self, fence: m.Fence, *, resizes: bool) -> None:
         """Leave the old generation: from here on nothing of it can become valid on this node."""
         self.generation, self.places = fence.generation, fence.places
         self.training, self.plan, self._fence_answered, self._unreachable = False, None, False, None
@@ -233,6 +246,8 @@ class Agent:
         if self._protected:
             self._finished.clear()
         self.memory.fence(fence.generation)
+        if resizes:
+            self._start_over()
         self.rendezvous.advance(fence.generation)
         for worker in self.workers.values():
             worker.leave(fence, member=self.active)
@@ -283,7 +298,7 @@ class Agent:
     def _start_worker(self, slot: Slot) -> None:
         first = self.memory.endpoints.get(self.places[0]) if self.places else None
         master = first.host if first is not None else self.config.advertise_host
-        worker = self.pool.spawn(slot, self.generation, rehearse=not self.active, master=master)
+        worker = self.pool.spawn(slot, self.generation, rehearse=not self.active, master=master, nodes=len(self.places))
         worker.fenced = self.generation
         self.workers[slot] = worker
         if self._fence is not None:
@@ -348,7 +363,7 @@ class Agent:
 
     async def _load(self, worker: WorkerProcess, plan: m.Plan) -> None:
         try:
-            await bring(worker, self.memory, plan, lambda: plan.generation == self.generation)
+            await bring(worker, self.memory, plan, self.workers, lambda: plan.generation == self.generation)
         except HotswapError as error:
             self._restore_failed(worker.slot, plan.generation, str(error))
 

@@ -33,6 +33,10 @@ class Agreement:
         """Later steps are undone; what came before is the same history."""
         self._know(min(self.step, step), NEVER)
 
+    def forget(self) -> None:
+        """What they have agreed on is in nobody's memory any more."""
+        self._know(NEVER, NEVER)
+
     def _know(self, step: Step, comparing: Step) -> None:
         self.step, self._comparing = step, comparing if comparing > step else NEVER
         self._keep([known for known in (self.step, self._comparing) if known != NEVER])

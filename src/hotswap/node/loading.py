@@ -53,13 +53,24 @@ async def reserve(
         memory.vault.forget_empty(worker.slot)
 
 
-async def bring(worker: WorkerProcess, memory: MemoryKeeper, plan: m.Plan, current: Callable[[], bool]) -> None:
+async def bring(
+    worker: WorkerProcess,
+    memory: MemoryKeeper,
+    plan: m.Plan,
+    workers: Mapping[Slot, WorkerProcess],
+    current: Callable[[], bool],
+) -> None:
     """While the worker connects, bring the slot's bytes into this node's memory, then tell it where they are.
 
-    HotswapError if they cannot be had. Nothing is said if *plan* is not *current* any more by then.
+    HotswapError if they cannot be had. Nothing is said if *plan* is not *current* any more by then, and no memory is left for a slot that
+    is not among *workers*: the next generation may have other slots.
     """
     source = plan.sources[worker.slot]
     await memory.prepare(worker.slot, source, worker.granted)
+    if not current():
+        if worker.slot not in workers:
+            memory.vault.forget_empty(worker.slot)
+        return
     grant_new(worker, memory)  # now, for locking it for a device takes as long as filling it
     located = await memory.locate(worker.slot, source, plan.resume_step)
     if current() and worker.alive:

@@ -23,7 +23,7 @@ from hotswap.core.types import (
     Step,
     Suspicion,
 )
-from hotswap.errors import Fenced, HotswapError, PeerFault, PeerUnreachable
+from hotswap.errors import Fenced, HotswapError, PeerFault, PeerUnreachable, UsageError
 from hotswap.node.agreement import Agreement
 from hotswap.replication import durable_index
 from hotswap.replication.buffers import Located
@@ -82,6 +82,8 @@ class MemoryKeeper:
         )
         self._pushing: set[tuple[Slot, Step, Generation]] = set()
         self._reserving: dict[Slot, asyncio.Lock] = {}
+        self._writing: set[tuple[Slot, Step]] = set()
+        """Snapshots from which durable checkpoints are being made."""
         self._threads = ThreadPoolExecutor(max_workers=THREADS_MAX, thread_name_prefix="hotswap-transfer")
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -257,6 +259,12 @@ class MemoryKeeper:
         # A fetch of the old generation would otherwise go on until its peer's silence is noticed.
         self._client.interrupt()
 
+    def forget_all(self) -> None:
+        """The job has other slots from now on: nothing that is here is of any of them."""
+        self.suspicion = None
+        self.agreement.forget()
+        self.vault.forget_all()
+
     def inventory(self) -> tuple[Held, ...]:
         """What is complete here."""
         return self.vault.inventory()
@@ -379,24 +387,67 @@ class MemoryKeeper:
     def make_durable(self, slot: Slot, step: Step, generation: Generation | None, call: CallProcess) -> None:
         """Start to write the own snapshot of *step* to storage; training never waits for it and never fails by it.
 
-        *generation*: the one it was made in; None: what is written says which.
+        *generation*: the one it was made in; None: what is written says which. While the last one is still being written, this one
+        waits, for as long as the snapshot is here.
         """
-        assert self._config.checkpoint_dir is not None, "only asked for where there is a directory"
         try:
-            located = self.vault.pin(slot, step)
+            located = self._pin(slot, step)
         except HotswapError as error:
-            log.warning(
-                "no durable checkpoint of slot %d at step %d (is the last one still being written?): %s",
-                slot,
-                step,
-                error,
-            )
-            return
+            later = self._make_durable_later(slot, step, generation, call, error, fenced_in=self._generation)
+            self._start(later)
+        else:
+            self._make_durable(slot, step, generation, call, located)
+
+    def _newest(self, slot: Slot) -> Step:
+        own = (item.step for item in self.vault.inventory() if item.slot == slot and item.kind is HeldKind.OWN)
+        return max(own, default=-1)
+
+    def _pin(self, slot: Slot, step: Step) -> Located:
+        if (slot, step) in self._writing:
+            raise UsageError("it is being written already")
+        located = self.vault.pin(slot, step)
+        self._writing.add((slot, step))
+        return located
+
+    def _unpin(self, slot: Slot, step: Step) -> None:
+        self.vault.unpin(slot, step)
+        self._writing.discard((slot, step))
+
+    async def _make_durable_later(
+        self,
+        slot: Slot,
+        step: Step,
+        generation: Generation | None,
+        call: CallProcess,
+        error: HotswapError,
+        *,
+        fenced_in: Generation,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self._config.timing.phase_s
+        while not isinstance(error, NotHeld) and loop.time() < end:
+            await asyncio.sleep(RETRY_S)
+            # Its worker may have been told to write there next, unless it is parked, or this is the newest that it has made.
+            if self._generation != fenced_in or (generation is not None and self._newest(slot) != step):
+                break
+            try:
+                located = self._pin(slot, step)
+            except HotswapError as again:
+                error = again
+            else:
+                self._make_durable(slot, step, generation, call, located)
+                return
+        log.warning("no durable checkpoint of slot %d at step %d: %s", slot, step, error)
+
+    def _make_durable(
+        self, slot: Slot, step: Step, generation: Generation | None, call: CallProcess, located: Located
+    ) -> None:
+        assert self._config.checkpoint_dir is not None, "only asked for where there is a directory"
         memory = self.vault.granted(slot)[located.buffer]
         path = str(durable_index.slot_directory(Path(self._config.checkpoint_dir), step, slot))
 
         def done(status: int) -> None:
-            self.vault.unpin(slot, step)
+            self._unpin(slot, step)
             if status == 0 and generation is None:
                 self._start(self._tell_durable(slot, step))
             elif status == 0 and generation is not None:
@@ -413,7 +464,7 @@ class MemoryKeeper:
         try:
             call(WRITER, args, [memory.fd], ["HOTSWAP_SNAPSHOT_FD"], done)
         except (HotswapError, OSError) as error:
-            self.vault.unpin(slot, step)
+            self._unpin(slot, step)
             log.warning("the writer of a durable checkpoint could not be started: %s", error)
 
     async def _tell_durable(self, slot: Slot, step: Step) -> None:

@@ -64,8 +64,8 @@ class WorkerPool:
             self._spawner = ExecSpawner()
         asyncio.get_running_loop().add_reader(self._spawner.fileno(), self._reap)
 
-    def spawn(self, slot: Slot, generation: Generation, *, rehearse: bool, master: str) -> WorkerProcess:
-        """Start the worker of *slot*; *master* is the address of the node of slot 0."""
+    def spawn(self, slot: Slot, generation: Generation, *, rehearse: bool, master: str, nodes: int) -> WorkerProcess:
+        """Start the worker of *slot* in a job of *nodes* nodes; *master* is the address of the node of slot 0."""
         assert self._spawner is not None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -74,7 +74,7 @@ class WorkerPool:
             request = SpawnRequest(
                 target=TARGET,
                 args=list(self._config.entry),
-                env=self._environment(slot, rehearse, master),
+                env=self._environment(slot, rehearse, master, nodes),
                 cwd=os.getcwd(),
                 stdout_path=str(logs / f"slot{slot}.out"),
                 stderr_path=str(logs / f"slot{slot}.err"),
@@ -135,13 +135,15 @@ class WorkerPool:
         )
         self._calls[self._spawner.spawn(request, fds=fds)] = done
 
-    def _environment(self, slot: Slot, rehearse: bool, master: str) -> dict[str, str]:
+    def _environment(self, slot: Slot, rehearse: bool, master: str, nodes: int) -> dict[str, str]:
         """Torchrun's variables, with ``rank == slot`` for ever, and hotswap's own."""
         config = self._config
-        width, world = config.nproc_per_node, config.nproc_per_node * config.nodes_active
+        width, world = config.nproc_per_node, config.nproc_per_node * nodes
         settings = WorkerSettings(
             slot=slot,
             world_size=world,
+            full_world_size=width * config.nodes_active,
+            resizes=config.resizes,
             link_fd=-1,
             host=config.advertise_host,
             rehearse=rehearse,
@@ -157,8 +159,8 @@ class WorkerPool:
             trouble_s=config.timing.coordinator_s,
             collective_timeout_s=config.timing.collective_timeout_s,
             heartbeat_s=config.timing.heartbeat_s,
-            # Whoever is told first waits for the last one, and for the fence.
-            halt_s=2 * config.timing.halt_s,
+            halt_s=config.timing.stand_s,
+            durable_halt_s=config.timing.durable_stand_s,
         )
         own = settings.to_environment()
         del own[LINK_FD], own[STACKS_FD]
@@ -176,7 +178,7 @@ class WorkerPool:
             "LOCAL_RANK": str(slot % width),
             "LOCAL_WORLD_SIZE": str(width),
             "GROUP_RANK": str(slot // width),
-            "GROUP_WORLD_SIZE": str(config.nodes_active),
+            "GROUP_WORLD_SIZE": str(nodes),
             "ROLE_RANK": str(slot),
             "ROLE_WORLD_SIZE": str(world),
             "TORCHELASTIC_RUN_ID": config.job_id,

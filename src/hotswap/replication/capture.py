@@ -62,6 +62,17 @@ class Capture:
         """Bytes a snapshot of the state as it is now needs."""
         return self.plan().nbytes
 
+    def specs(self) -> dict[str, TensorSpec]:
+        """Name and form of each tensor of the state as it is now."""
+        return {entry.name: entry.spec() for entry in self._entries()}
+
+    def require_resizable(self) -> None:
+        """UsageError, saying what to do instead, if another number of slots could not take this state over."""
+        for adapter in self.adapters:
+            obstacle = adapter.obstacle()
+            if obstacle is not None:
+                raise UsageError(f"this job cannot go on with another number of slots: {obstacle}")
+
     def peers(self) -> tuple[int, ...]:
         """Other slots whose shared section is identical to this one's."""
         return next((adapter.peers() for adapter in self.adapters if adapter.peers()), ())
@@ -243,6 +254,7 @@ class Capture:
                 shared=entry.shared,
                 volatile=entry.volatile,
                 is_dtensor=entry.is_dtensor,
+                place=entry.place,
             )
             for adapter in self.adapters
             for entry in adapter.tensors()

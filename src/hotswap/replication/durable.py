@@ -11,7 +11,7 @@ import mmap
 import os
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,13 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 
 from hotswap.errors import IntegrityError
+from hotswap.replication import places
 from hotswap.replication.durable_index import (
     SLOT_FILE,
     TEMPORARY_PREFIX,
     SlotRecord,
     file_digest,
+    is_there,
     manifest,
     slot_directory,
     sync_directory,
@@ -33,12 +35,15 @@ from hotswap.replication.durable_index import (
 )
 from hotswap.replication.layout import Header, read_header, views
 
+PLACES_FILE = places.FILE
 HEADER_KEY = "hotswap/header"
 
 
 def write(fd: int, nbytes: int, shared_nbytes: int, unique_nbytes: int, path: str | os.PathLike[str]) -> None:
-    """Write the snapshot in memory file ``fd`` (``nbytes`` long) as the DCP folder ``path``, replacing an older try.
+    """Write the snapshot in memory file ``fd`` (``nbytes`` long) as the DCP folder ``path``, unless it is there already.
 
+    What is there is replaced only if it is of another generation: a manifest may name it by now, and no two folders of the same state
+    are the same bytes.
     OSError, with what to do, if the disk is full or read-only; no other checkpoint is touched then.
     """
     path = Path(path)
@@ -46,10 +51,14 @@ def write(fd: int, nbytes: int, shared_nbytes: int, unique_nbytes: int, path: st
     raw = torch.frombuffer(memory, dtype=torch.uint8)[: shared_nbytes + unique_nbytes]
     header, capacity = read_header(raw[shared_nbytes:].numpy().data, shared_nbytes)
     temporary = path.with_name(f"{TEMPORARY_PREFIX}{path.name}-{os.getpid()}")
+    identity = header.step, header.slot, header.generation
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if is_there(path, *identity):
+            return
         _remove_leftovers(path)
         _save(_state(raw, header, shared_nbytes, capacity), temporary)
+        write_file(temporary / PLACES_FILE, places.of(header).to_json())
         record = SlotRecord(
             slot=header.slot,
             step=header.step,
@@ -77,18 +86,29 @@ def load(directory: str | os.PathLike[str], step: int, slot: int) -> tuple[bytea
     if record is None:
         raise IntegrityError(f"the checkpoint of step {step} has no slot {slot}: it is of a smaller job")
     path = slot_directory(directory, step, slot)
-    # DCP unpickles its metadata, so nothing is given to it that is not what was written.
-    for name, (_, digest) in record.files.items():
-        if file_digest(path / name) != digest:
-            raise IntegrityError(f"{path / name} fails its checksum: this checkpoint cannot be used")
+    verify(path, record)
     memory = bytearray(record.shared_nbytes + record.unique_nbytes)
     raw = torch.frombuffer(memory, dtype=torch.uint8)
     head = raw[record.shared_nbytes : record.shared_nbytes + record.header_nbytes]
-    _load({HEADER_KEY: head}, path)
+    load_tensors({HEADER_KEY: head}, path)
     header, capacity = read_header(raw[record.shared_nbytes :].numpy().data, record.shared_nbytes)
-    state = _state(raw, header, record.shared_nbytes, capacity)
-    _load({name: tensor for name, tensor in state.items() if tensor.numel()}, path)
+    load_tensors(_state(raw, header, record.shared_nbytes, capacity), path)
     return memory, record.shared_nbytes, record.unique_nbytes
+
+
+def load_header(path: Path, record: SlotRecord) -> Header:
+    """The header of a slot's folder that was verified."""
+    # Rows are checked against the lengths of their sections, so these must be there; memory that is not touched costs nothing.
+    raw = torch.zeros(record.unique_nbytes, dtype=torch.uint8)
+    load_tensors({HEADER_KEY: raw[: record.header_nbytes]}, path)
+    return read_header(raw.numpy().data, record.shared_nbytes)[0]
+
+
+def verify(path: Path, record: SlotRecord) -> None:
+    """IntegrityError unless the files of a slot are what was written: DCP unpickles its metadata, so nothing else is given to it."""
+    for name, (_, digest) in record.files.items():
+        if file_digest(path / name) != digest:
+            raise IntegrityError(f"{path / name} fails its checksum: this checkpoint cannot be used")
 
 
 def _state(raw: torch.Tensor, header: Header, shared_nbytes: int, capacity: int) -> dict[str, torch.Tensor]:
@@ -103,7 +123,9 @@ def _save(state: dict[str, torch.Tensor], path: Path) -> None:
     _undistributed(lambda: state_dict_saver.save(state, storage_writer=writer, no_dist=True))
 
 
-def _load(state: dict[str, torch.Tensor], path: Path) -> None:
+def load_tensors(into: Mapping[str, torch.Tensor], path: Path) -> None:
+    """Fill tensors, by name, from a slot's folder that was verified. OSError or IntegrityError if that fails."""
+    state = {name: tensor for name, tensor in into.items() if tensor.numel()}
     reader = FileSystemReader(path)
     _undistributed(lambda: state_dict_loader.load(state, storage_reader=reader, no_dist=True))
 

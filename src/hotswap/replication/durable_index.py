@@ -75,6 +75,14 @@ def record(path: Path) -> SlotRecord:
     return SlotRecord.from_json((path / SLOT_FILE).read_bytes(), path / SLOT_FILE)
 
 
+def is_there(path: Path, step: int, slot: int, generation: int) -> bool:
+    """Whether a slot's folder holds, whole, the state that a snapshot of that step and generation holds."""
+    with contextlib.suppress(OSError, IntegrityError):
+        found = _require_complete(path, (path / SLOT_FILE).read_bytes())
+        return (found.step, found.slot, found.generation) == (step, slot, generation)
+    return False
+
+
 def commit(directory: Path, step: int, generations: Mapping[int, int]) -> None:
     """Make ``step`` count, now that the folders of all slots are there, each of the generation that is given for it.
 

@@ -16,17 +16,18 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import torch
 
 from hotswap.errors import IntegrityError
-from hotswap.integrations.base import TensorEntry, TensorSpec
+from hotswap.integrations.base import Place, TensorEntry, TensorSpec
 from hotswap.replication import plaintree
 
 ALIGNMENT_NBYTES = 64
 _LENGTH = struct.Struct("<Q")
-_FORMAT = 1
+_FORMAT = 2
 _NUMBER_MAX = 2**63 - 1
 _HEADER_SPARE_NBYTES = 4096
 """The header grows a little from step to step (numbers get longer); offsets must not move because of that."""
@@ -82,23 +83,39 @@ def aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT_NBYTES) * ALIGNMENT_NBYTES
 
 
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """A tensor that is to have a place in a snapshot."""
+
+    name: str
+    spec: TensorSpec
+    shared: bool
+    volatile: bool
+
+
 def lay_out(entries: Sequence[TensorEntry], objects_nbytes: int) -> Layout:
     """Give each tensor its place; ``objects_nbytes`` is the length of the encoded objects at this time."""
+    forms = [Form(name=e.name, spec=e.spec(), shared=e.shared, volatile=e.volatile) for e in entries]
+    return lay_out_forms(forms, objects_nbytes)
+
+
+def lay_out_forms(forms: Sequence[Form], objects_nbytes: int) -> Layout:
+    """The same for tensors that need not exist."""
     ends = {True: 0, False: 0}
     rows: list[Row] = []
-    for entry in entries:
-        nbytes = entry.tensor.numel() * entry.tensor.element_size()
+    for form in forms:
+        nbytes = prod(form.spec.shape) * form.spec.dtype.itemsize
         rows.append(
             Row(
-                name=entry.name,
-                spec=entry.spec(),
-                shared=entry.shared,
-                volatile=entry.volatile,
-                offset=ends[entry.shared],
+                name=form.name,
+                spec=form.spec,
+                shared=form.shared,
+                volatile=form.volatile,
+                offset=ends[form.shared],
                 nbytes=nbytes,
             )
         )
-        ends[entry.shared] += aligned(nbytes)
+        ends[form.shared] += aligned(nbytes)
     # The table tells offsets from the end of the header room, so that its own length does not enter it.
     encoded = plaintree.encode([_packed(row) for row in rows])
     capacity = aligned(_LENGTH.size + len(encoded) + objects_nbytes + objects_nbytes // 4 + _HEADER_SPARE_NBYTES)
@@ -196,18 +213,32 @@ def views(buffer: torch.Tensor, rows: Sequence[Row], *, unique_start: int, heade
 
 def _packed(row: Row) -> list[Any]:
     spec = row.spec
-    form = [spec.dtype, list(spec.shape), spec.device_type, spec.is_dtensor]
+    place = None if spec.place is None else [list(spec.place.whole), list(spec.place.offset)]
+    form = [spec.dtype, list(spec.shape), spec.device_type, spec.is_dtensor, place]
     return [row.name, *form, row.shared, row.volatile, row.offset, row.nbytes]
 
 
 def _unpacked(packed: list[Any]) -> Row:
-    name, dtype, shape, device_type, is_dtensor, shared, volatile, offset, nbytes = packed
+    name, dtype, shape, device_type, is_dtensor, place, shared, volatile, offset, nbytes = packed
+    whole, begin = place if place is not None else (shape, [0] * len(shape))
     # Before anything is computed with them: a text times a number is a long text.
-    if not all(type(number) is int and 0 <= number <= _NUMBER_MAX for number in (offset, nbytes, *shape)):
+    if not all(
+        type(number) is int and 0 <= number <= _NUMBER_MAX for number in (offset, nbytes, *shape, *whole, *begin)
+    ):
         raise IntegrityError(f"the place or shape of {str(name)[:80]} makes no sense: the snapshot is damaged")
     if [type(value) for value in (name, device_type, is_dtensor, shared, volatile)] != [str, str, bool, bool, bool]:
         raise IntegrityError(f"the entry of {str(name)[:80]} is mistyped: the snapshot is damaged")
-    spec = TensorSpec(dtype=dtype, shape=tuple(shape), device_type=device_type, is_dtensor=is_dtensor)
+    if not len(whole) == len(begin) == len(shape) or any(
+        b + s > w for w, b, s in zip(whole, begin, shape, strict=True)
+    ):
+        raise IntegrityError(f"{name} claims to be {shape} at {begin} of {whole}: the snapshot is damaged")
+    spec = TensorSpec(
+        dtype=dtype,
+        shape=tuple(shape),
+        device_type=device_type,
+        is_dtensor=is_dtensor,
+        place=None if place is None else Place(whole=tuple(whole), offset=tuple(begin)),
+    )
     expected = dtype.itemsize
     for size in shape:
         expected *= size

@@ -360,6 +360,13 @@ class Vault:
                 self._kill_writer(HeldKind.REPLICA, slot, "the owner was forgotten")
                 self._discard(self._replicas.pop(slot, []))
 
+    def forget_all(self) -> None:
+        """Drop everything."""
+        with self._lock:
+            slots = {*self._granted, *self._superseded, *self._replicas}
+        for slot in slots:
+            self.forget(slot)
+
     @property
     def bytes_reserved(self) -> int:
         """Bytes of memory in use now."""
@@ -373,13 +380,11 @@ class Vault:
     def close(self) -> None:
         """Forget everything, pinned or not."""
         with self._lock:
-            slots = {*self._granted, *self._superseded, *self._replicas}
             for entry in self._pins.values():
                 entry.pins -= 1
                 self._close_if_spent(entry)
             self._pins.clear()
-        for slot in slots:
-            self.forget(slot)
+        self.forget_all()
 
     # --- writers -----------------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ class PlainSession(Session):
         else:
             dist.init_process_group("gloo")
         self.slot = dist.get_rank()
-        self.world_size = dist.get_world_size()
+        self.world_size = self.full_world_size = dist.get_world_size()
         self._step = 0
         self.generation = 0
         self.rehearsing = False

@@ -58,6 +58,8 @@ class Session:
         self.settings = settings
         self.slot: Slot = settings.slot
         self.world_size = settings.world_size
+        self.full_world_size = settings.full_world_size or settings.world_size
+        """Slots of the job as it was started: with fewer now, each has so many times as much to do for the same global batch."""
         self._step: Step = 0
         self.generation: Generation = 0
         self.rehearsing = False
@@ -126,6 +128,8 @@ class Session:
         stateful = {"loader": loader, "scheduler": scheduler, "scaler": scaler, **(extra or {})}
         adapters = discover(model, optimizer, **{name: value for name, value in stateful.items() if value is not None})
         self._capture = Capture(adapters)
+        if self.settings.resizes:
+            self._capture.require_resizable()
         self._snapshots.capture = self._capture
         faults.context.flip = functools.partial(flip_bit, self._capture)
         self._total_steps = total_steps
@@ -311,7 +315,8 @@ class Session:
         if following == self._total_steps:
             self._finish_last()
         elif self._boundary.halts_at(following):
-            wait_acked, halt_s = self._snapshots.wait_acked, self.settings.halt_s
+            wait_acked = self._snapshots.wait_acked
+            halt_s = self.settings.durable_halt_s if self._boundary.durable else self.settings.halt_s
             self._running = not self._boundary.stand_still(self._link, wait_acked, self.generation, halt_s)
 
     def _write_snapshot(self, step: Step) -> Written:
@@ -425,7 +430,7 @@ class Session:
         """Be at the resume step: tensors, random states, loader, and the model parameters that follow from them."""
         self._torn = self._torn or load.source not in (SourceKind.LIVE, SourceKind.FRESH)
         if load.source is SourceKind.CHECKPOINT:
-            self._snapshots.load_durable(self.settings.checkpoint_dir, load.resume_step)
+            self._snapshots.load_durable(self.settings.checkpoint_dir, load.resume_step, self.world_size)
         elif load.buffer >= 0:
             self._snapshots.read(load, heavy=load.source is not SourceKind.LIVE)
         for adapter in capture.adapters:

@@ -17,19 +17,22 @@ STACKS_SIGNAL = int(signal.SIGRTMIN) + 9
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSettings:
-    """``rehearse``: run one step on detached groups before reporting built. Times in seconds.
+    """``full_world_size``: slots of the job as it was started, 0: as many as now. ``resizes``: it may go on with fewer.
+    ``rehearse``: run one step on detached groups before reporting built. Times in seconds.
 
     ``collective_timeout_s``: longest a collective may wait; failures are noticed long before by other means.
     ``abort_s``: longest the end of a generation may take in this process before the agent replaces it.
     ``snapshot_interval_steps`` and ``overhead_limit``: see ``Pace``. ``integrity_every_steps``: see ``Comparison``.
     ``stacks_fd``: file for the stacks of all threads, -1 for none. ``heartbeat_s``: how often it says how far it is.
-    ``halt_s``: how long it stands still at a boundary for a swap that does not come.
+    ``halt_s``: how long it stands still at a boundary for a swap that does not come; ``durable_halt_s``: if the boundary goes to storage first.
     ``trouble_s``: how long a failed collective waits to be told that a peer is gone before it counts as this script's error.
     """
 
     slot: Slot
     world_size: int
     link_fd: int
+    full_world_size: int = 0
+    resizes: bool = False
     host: str = "127.0.0.1"
     rehearse: bool = False
     buffers: int = 2
@@ -44,6 +47,7 @@ class WorkerSettings:
     collective_timeout_s: float = 600.0
     heartbeat_s: float = 0.4
     halt_s: float = 2.0
+    durable_halt_s: float = 32.0
     stacks_fd: int = -1
 
     def to_environment(self) -> dict[str, str]:
@@ -66,6 +70,8 @@ class WorkerSettings:
             slot=int(text("SLOT")),
             world_size=int(text("WORLD_SIZE")),
             link_fd=int(text("LINK_FD")),
+            full_world_size=int(text("FULL_WORLD_SIZE")),
+            resizes=text("RESIZES") == "1",
             host=text("HOST"),
             rehearse=text("REHEARSE") == "1",
             buffers=int(text("BUFFERS")),
@@ -80,6 +86,7 @@ class WorkerSettings:
             collective_timeout_s=float(text("COLLECTIVE_TIMEOUT_S")),
             heartbeat_s=float(text("HEARTBEAT_S")),
             halt_s=float(text("HALT_S")),
+            durable_halt_s=float(text("DURABLE_HALT_S")),
             stacks_fd=int(text("STACKS_FD")),
         )
 

@@ -7,13 +7,16 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hotswap.core.types import Generation, Slot, Step
 from hotswap.errors import UsageError
 from hotswap.replication.capture import Capture, pin
 from hotswap.replication.durable import load as load_durable
+from hotswap.replication.durable_index import manifest
 from hotswap.replication.memory import MemoryFile
+from hotswap.replication.resized import load_resized
 from hotswap.session.mailbox import Mailbox
 from hotswap.wire import worker_messages as w
 from hotswap.wire.links import WorkerLink
@@ -131,11 +134,15 @@ class Snapshots:
             view, load.shared_nbytes, load.unique_nbytes, slot=self._slot, step=load.resume_step, heavy=heavy
         )
 
-    def load_durable(self, directory: str, step: Step) -> None:
-        """Load the state from the durable checkpoint of *step*."""
+    def load_durable(self, directory: str, step: Step, slots: int) -> None:
+        """Load the state from the durable checkpoint of *step*, which another number than *slots* may have written."""
         if not directory:
             raise UsageError("a durable checkpoint was planned but this worker has no --checkpoint-dir")
-        memory, shared, unique = load_durable(directory, step, self._slot)
+        if len(manifest(Path(directory), step)) == slots:
+            memory, shared, unique = load_durable(directory, step, self._slot)
+        else:
+            self._capture().require_resizable()
+            memory, shared, unique = load_resized(directory, step, self._slot, self._capture().specs())
         self._capture().read(memory, shared, unique, slot=self._slot, step=step, heavy=True)
 
     def remember_initial(self) -> None:

@@ -25,7 +25,7 @@ class Ballots:
         """*seed* says which comparison fails, and whose state is odd; no dice are rolled for it."""
         self._job = job
         self._fails_in = 2 + seed % 5
-        self._odd = seed % job.chronicle.slots
+        self._seed = seed
         self._count = 0
         self._found: dict[tuple[str, Step], tuple[Vote, Step]] = {}
 
@@ -33,7 +33,8 @@ class Ballots:
         """Who differs at *step*, and the newest step at which nobody did, as the slots know it."""
         if (membership, step) not in self._found:
             self._count += 1
-            fails = self._count == self._fails_in and self._job.chronicle.slots > VOTERS
+            slots = self._job.chronicle.slots
+            fails, odd = self._count == self._fails_in and slots > VOTERS, self._seed % slots
             verified = max(
                 (
                     worker.verified
@@ -44,9 +45,9 @@ class Ballots:
                 default=NEVER,
             )
             if fails:
-                self._job.chronicle.odd = frozenset({self._odd})
-                self._job.world.note(f"FAULT: slot {self._odd} differs at step {step}, all agreed at step {verified}")
+                self._job.chronicle.odd = frozenset({odd})
+                self._job.world.note(f"FAULT: slot {odd} differs at step {step}, all agreed at step {verified}")
             else:
                 self._job.chronicle.agree(step)
-            self._found[membership, step] = (Vote(odd=(self._odd,)) if fails else Vote(), verified)
+            self._found[membership, step] = (Vote(odd=(odd,)) if fails else Vote(), verified)
         return self._found[membership, step]

@@ -63,12 +63,14 @@ class _Agreed:
 class _Update:
     parent: int
     step: int
+    slots: int
     samples: dict[int, int]
 
 
 @dataclass(kw_only=True)
 class Chronicle:
-    """Ground truth. ``slots``: of the job; ``strict``: by a log or a store every coordinator knows whether the job has trained.
+    """Ground truth. ``slots``: of the job as it is now, ``width`` of them on a node; ``strict``: by a log or a store every coordinator knows
+    whether the job has trained.
 
     ``shared``: a replica is not all of a slot's state; the rest has every other slot in its own snapshot.
     """
@@ -76,6 +78,7 @@ class Chronicle:
     slots: int
     strict: bool
     shared: bool = False
+    width: int = 1
     memberships: dict[int, tuple[str, ...]] = field(default_factory=dict)
     planned: dict[int, tuple[str, ...]] = field(default_factory=dict)
     committed: tuple[int, int] = (0, ROOT)
@@ -108,9 +111,12 @@ class Chronicle:
         if generation < newest and (self.strict or not again):
             raise Violation(f"generation {generation} is announced after {newest}")
 
-    def meet(self, what: str, where: object, states: Mapping[int, State]) -> None:
-        """All slots have entered a collective: they must stand at the same step of the same history."""
-        if len(states) != self.slots or len({(state.step, state.history) for state in states.values()}) != 1:
+    def meet(self, what: str, where: object, states: Mapping[int, State], slots: int | None = None) -> None:
+        """All *slots* of a generation have entered a collective: they must stand at the same step of the same history."""
+        if (
+            len(states) != (self.slots if slots is None else slots)
+            or len({(state.step, state.history) for state in states.values()}) != 1
+        ):
             found = ", ".join(f"{slot}:{state}" for slot, state in sorted(states.items()))
             raise Violation(f"mixed states meet in {what} of {where}: {found}")
 
@@ -118,7 +124,9 @@ class Chronicle:
         """The slots compute an update together; the history it makes."""
         history = len(self._updates) + 1
         state = states[0]
-        self._updates[history] = _Update(parent=state.history, step=state.step, samples=dict(samples))
+        self._updates[history] = _Update(
+            parent=state.history, step=state.step, slots=len(states), samples=dict(samples)
+        )
         return history
 
     def gate(self, step: int, history: int, generation: int) -> None:
@@ -185,6 +193,7 @@ class Chronicle:
         durable: State | None = None,
         distrusted_after: int | None = None,
         told_to_distrust_after: int | None = None,
+        storage_failed: bool = False,
     ) -> None:
         """The coordinator decides where to go on: never before a committed step that can still be had.
 
@@ -192,6 +201,7 @@ class Chronicle:
         that state, which may belong to a future that was undone: it is whole, and nothing else is left.
         *distrusted_after*: a comparison of states has failed; what is newer must not be used, whoever has it.
         *told_to_distrust_after*: a coordinator that is gone has recorded that, and a plan that nobody may have got.
+        *storage_failed*: what was in memory may not have got there before the job changed its size.
         """
         if distrusted_after is not None and resume_step > distrusted_after:
             raise Violation(f"all agreed at step {distrusted_after} last, yet the job goes on from {resume_step}")
@@ -205,7 +215,10 @@ class Chronicle:
         known = self.planned.setdefault(generation, places)
         if known != places:
             raise Violation(f"two memberships of generation {generation} come to life: {known} and {places}")
-        self.resume(resume_step, places, copies)
+        if len(places) * self.width != self.slots:
+            self._resize(len(places) * self.width, resume_step, places, storage_failed=storage_failed)
+        else:
+            self.resume(resume_step, places, copies)
         # What was beyond has been undone; the same steps will be done again.
         self._stored = {key: slots for key, slots in self._stored.items() if key[0] <= resume_step}
         if durable is not None:
@@ -229,6 +242,15 @@ class Chronicle:
                 f"all agreed at step {agreed.step} last, only {sorted(lost)} lost, yet the job goes back to {step}"
             )
 
+    def _resize(self, slots: int, step: int, places: tuple[str, ...], *, storage_failed: bool) -> None:
+        """The job goes on with other slots: what was in memory is gone, but not before it was on storage."""
+        if not storage_failed:
+            self.resume(step, places, ())
+        self.slots, self.covered, self._agreed = slots, None, None
+        self._stored.clear()
+        if step < self.committed[0]:
+            self.committed = (step, self._ancestor(step))
+
     def resume(self, step: int, places: tuple[str, ...], copies: Iterable[Copy]) -> None:
         """Going on from *step* (-1: not at all) is allowed only if nothing newer was committed or all of it is lost."""
         if step >= self.committed[0]:
@@ -245,10 +267,9 @@ class Chronicle:
         self.committed = (step, self._ancestor(step))
 
     def _restorable(self, places: tuple[str, ...], copies: Iterable[Copy]) -> bool:
-        width = self.slots // len(places)
         whole = {True: set[int](), False: set[int]()}
         for copy in copies:
-            mine = places[copy.slot // width] == copy.node
+            mine = places[copy.slot // self.width] == copy.node
             if (copy.state.step, copy.state.history) == self.committed and (mine or not copy.own):
                 whole[copy.own].add(copy.slot)
         if self.shared and not whole[True]:
@@ -267,7 +288,7 @@ class Chronicle:
             raise Violation(f"step {state.step} begins with loaders at {sorted(positions)}")
         if not self._extends(state.history, self.committed):
             raise Violation(f"training goes on from {state}, which is not a continuation of {self.committed}")
-        members = Membership(generation=max(self.planned), places=places, width=self.slots // len(places))
+        members = Membership(generation=max(self.planned), places=places, width=self.width)
         self.guarded = frozenset({*places, *chain.from_iterable(holders.values())})
         self.holders, self.covered = holders, members if len(holders) == len(states) else None
         if self._agreed is not None and state.step <= self._agreed.step:
@@ -297,7 +318,7 @@ class Chronicle:
         while history != ROOT:
             update = self._updates[history]
             wrong = {slot: sample for slot, sample in update.samples.items() if sample != update.step}
-            if wrong or len(update.samples) != self.slots:
+            if wrong or len(update.samples) != update.slots:
                 raise Violation(f"step {update.step} of the surviving history used the samples {update.samples}")
             step -= 1
             if update.step != step:

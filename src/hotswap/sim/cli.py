@@ -41,6 +41,17 @@ SPOILT: dict[str, dict[str, Any]] = {
     },
     # Who gives a place away frees what all agreed on last, although it is not known yet whether they still do.
     "free-agreed": {"keep_agreed": False, "durable_steps": 0, "integrity": 1, "faults": 6},
+    # Snapshots and replicas of slots that the job had when it had another number of them.
+    "keep-resized": {
+        "drop_resized": False,
+        "durable_steps": 3,
+        "integrity": 0,
+        "coordinators": 1,
+        "nodes_active": 4,
+        "spares": 0,
+        "nodes_min": 1,
+        "spare_wait_s": 0.5,
+    },
     # A coordinator that goes on leading although its lease has run out.
     "no-lease": {"lease": False, "coordinators": 2},
 }

@@ -23,6 +23,7 @@ class Member(Protocol):
     """A worker, as the others see it in a collective."""
 
     slot: int
+    slots: int
     node: str
     generation: int
     alive: bool
@@ -71,7 +72,7 @@ class Fabric:
         collective.entries[member.slot] = _Entry(
             member=member, generation=member.generation, state=state, sample=sample, relied=relied, proposal=proposal
         )
-        if len(collective.entries) == self._chronicle.slots:
+        if len(collective.entries) == member.slots:
             self._fill(key, collective)
         elif key[0] in self._dead and key[1] != "connect":
             self._break(key, member)
@@ -80,8 +81,9 @@ class Fabric:
     def _fill(self, key: Key, collective: _Collective) -> None:
         """Nobody is missing: everyone gets through, each at its own time."""
         entries = collective.entries
+        slots = next(iter(entries.values())).member.slots
         if key[1] in ("gradients", "gate", "materialise", "last gate"):
-            self._chronicle.meet(key[1], key[0], {slot: entry.state for slot, entry in entries.items()})
+            self._chronicle.meet(key[1], key[0], {slot: entry.state for slot, entry in entries.items()}, slots)
         if key[1] == "gradients":
             samples = {slot: entry.sample for slot, entry in entries.items()}
             collective.result = self._chronicle.update({slot: e.state for slot, e in entries.items()}, samples)
@@ -114,7 +116,7 @@ class Fabric:
         """A worker is gone; whoever waits for it will notice, or not."""
         self._dead.add(membership)
         for key, collective in list(self._open.items()):
-            if key[0] == membership and len(collective.entries) < self._chronicle.slots:
+            if key[0] == membership and len(collective.entries) < next(iter(collective.entries.values())).member.slots:
                 for other in sorted(collective.entries):
                     if other != slot and self._world.chance(0.7):
                         self._break(key, collective.entries[other].member)

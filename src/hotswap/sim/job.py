@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any, cast
 
 from hotswap.config import CoordinatorConfig, StoreConfig, Timing
@@ -14,7 +14,7 @@ from hotswap.core import messages as m
 from hotswap.core.events import Effect, Exit, Record, Send
 from hotswap.core.integrity import NEVER
 from hotswap.core.past import Past
-from hotswap.core.types import HeldKind, NodeId, Slot, SourceKind, Step
+from hotswap.core.types import HeldKind, NodeId, SourceKind, Step
 from hotswap.errors import EXIT_OK, EXIT_REQUEUE, PeerUnreachable
 from hotswap.replication.sections import SectionKind
 from hotswap.sim.ballots import Ballots
@@ -41,13 +41,13 @@ CODEC = control_codec()
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """A job and its surroundings. ``versions``, ``gate``, ``all_holders``, ``checked`` (checksums), ``drop_undone``, ``lease`` and
+    """A job and its surroundings. ``versions``, ``gate``, ``all_holders``, ``checked`` (checksums), ``drop_undone``, ``drop_resized``, ``lease`` and
     ``keep_agreed`` can be spoilt, to see the checkers find it.
 
     ``event_log``: a restarted coordinator still has the log of the one before it. ``flaky``: share of transfers that fail.
     ``shared``: every slot has state that all others have too and that is not replicated. ``durable_steps``: between durable
     checkpoints; 0: none. ``coordinators``: more than one share a store. ``device``: snapshots are copied behind the computation. ``paced``: snapshots move apart at random.
-    ``drain_s``: how long nodes that have to leave wait for a spare.
+    ``drain_s``: how long nodes that have to leave wait for a spare. ``nodes_min``: it may go on with so many.
     """
 
     nodes_active: int
@@ -66,6 +66,7 @@ class Setup:
     drain_s: float
     replicas: int
     integrity: int
+    nodes_min: int = 0
     coordinators: int = 1
     versions: int = 2
     gate: bool = True
@@ -73,6 +74,7 @@ class Setup:
     checked: bool = True
     spare_wait_s: float = 60.0
     drop_undone: bool = True
+    drop_resized: bool = True
     lease: bool = True
     keep_agreed: bool = True
     build_s: Range = (0.1, 3.0)
@@ -114,6 +116,20 @@ def draw_setup(seed: int, world: World, **spoilt: object) -> Setup:
     return Setup(**{**values, **spoilt})  # type: ignore[arg-type]
 
 
+def with_fewer_nodes(seed: int, setup: Setup, spoilt: Mapping[str, object]) -> Setup:
+    """Every fifth seed, if there is storage, may shrink, and soon enough for it to happen before a new node comes."""
+    if seed % 5 != 3 or not setup.durable_steps or setup.nodes_active == 1 or "nodes_min" in spoilt:
+        return setup
+    dice = random.Random(f"sizes of {seed}")
+    values: dict[str, Any] = {
+        "nodes_min": 1,
+        "spares": dice.choice((0, 0, 1)),
+        "spare_wait_s": dice.choice((0.3, 3.0)),
+        "steps": setup.steps + dice.randint(0, 20),
+    }
+    return replace(setup, **{name: value for name, value in values.items() if name not in spoilt})
+
+
 class JobModel:
     """The whole job; everything else points here."""
 
@@ -124,6 +140,7 @@ class JobModel:
         # Of their own, so that a seed with one coordinator is what it has always been.
         dice = random.Random(f"coordinators of {seed}")
         self.setup = draw_setup(seed, self.world, **{"coordinators": dice.choice((1, 1, 1, 2, 3)), **spoilt})
+        self.setup = with_fewer_nodes(seed, self.setup, spoilt)
         self.council = Council(self, self.setup.coordinators, dice) if self.setup.coordinators > 1 else None
         self.remembers = self.setup.event_log or self.council is not None
         # Modelled workers do not say how far they are.
@@ -131,6 +148,7 @@ class JobModel:
         self.nodes_max = self.setup.nodes_active + self.setup.spares
         self.chronicle = Chronicle(
             slots=self.setup.nodes_active * self.setup.width,
+            width=self.setup.width,
             strict=self.remembers,
             # What one node has alone nobody shares.
             shared=self.setup.shared and self.setup.nodes_active > 1,
@@ -202,10 +220,6 @@ class JobModel:
         self._pids += 1
         return self._pids
 
-    def peers_of(self, slot: Slot) -> tuple[Slot, ...]:
-        """The slots that have the same shared state."""
-        return tuple(other for other in range(self.chronicle.slots) if other != slot) if self.chronicle.shared else ()
-
     # --- processes -------------------------------------------------------------------------------------------------
 
     def start_server(self) -> None:
@@ -230,6 +244,7 @@ class JobModel:
             timing=self.timing,
             spare_first=self.setup.spare_first,
             spare_wait_s=self.setup.spare_wait_s,
+            nodes_min=self.setup.nodes_min,
             checkpoint_dir="storage" if self.setup.durable_steps else None,
             replicas=self.setup.replicas,
             events_path="",
@@ -349,6 +364,10 @@ class JobModel:
             self._differs_after = verified
         elif record.event == "job_started" and not self.remembers:
             self._on_job_started()
+        elif record.event == "job_resized":
+            self._note_absent()  # Whoever is not there now is not waited for, and drops what it has when it comes back.
+            if (verified := self._distrusted_after()) is not None:
+                self._differs_after = verified  # So do the others, what they know of a failed comparison included.
         elif record.event in ("node_lost", "node_drained", "node_turned_away"):
             self.chronicle.lost(str(record.fields["node"]))
 
@@ -389,7 +408,9 @@ class JobModel:
             durable=durable,
             distrusted_after=self._distrusted_after(),
             told_to_distrust_after=self._differs_after,
+            storage_failed=bool(self.saboteur.struck["slow storage"] + self.saboteur.struck["full storage"]),
         )
+        self.chronicle.shared = self.setup.shared and len(self.chronicle.memberships[plan.generation]) > 1
         self._differs_after = None
 
     def note_past(self, past: Past) -> None:
@@ -458,6 +479,8 @@ class JobModel:
         assert self.server is not None, "a coordinator has ended the job"
         if effect.exit_code == EXIT_OK or not self.server.machine.job.protected:
             return
+        if self.setup.nodes_min and not self.server.machine.job.started and "no new node" in effect.reason:
+            return  # Nobody was left, and it does not wait for long.
         # A restore that is interrupted leaves a worker as torn as an update does: whether it has ever trained nobody can tell.
         # Copies that are all rotten are asked for again and again, until that is no progress.
         rotten = effect.exit_code == ladder.NO_PROGRESS.code and "could not be restored" in effect.reason

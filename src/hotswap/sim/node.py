@@ -204,12 +204,14 @@ class PoolModel(WorkerPool):
         self._model = model
         self.models: dict[int, WorkerModel] = {}
 
-    def spawn(self, slot: Slot, generation: Generation, *, rehearse: bool, master: str) -> WorkerProcess:
+    def spawn(self, slot: Slot, generation: Generation, *, rehearse: bool, master: str, nodes: int) -> WorkerProcess:
         """A new worker."""
         model, job = self._model, self._model.job
         route = (model.id, model.id)
-        pid = job.new_pid()
-        worker = WorkerModel(job, model.id, slot, pid, rehearse=rehearse, on_end=partial(self._exited, pid))
+        pid, slots = job.new_pid(), nodes * self._config.nproc_per_node
+        worker = WorkerModel(
+            job, model.id, slot, pid, slots=slots, rehearse=rehearse, on_end=partial(self._exited, pid)
+        )
         link = LocalLink(Pipe(job.network, route, LOCAL_DELAY_S, worker.hear), job.files)
         process = WorkerProcess(slot=slot, link=cast(Any, link), number=pid)
         worker.up = Pipe(

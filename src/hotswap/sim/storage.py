@@ -38,9 +38,11 @@ class Storage:
         return delay_s * SLOW if self._world.now < self.slow_to else delay_s
 
     def write(self, step: int, slot: int, generation: int, state: State) -> bool:
-        """One slot's shard, whole, in place of an earlier one; False if there is no room."""
+        """One slot's shard, whole, in place of one of another generation; False if there is no room."""
         if self._world.now < self.full_to:
             return False
+        if (step, slot) in self._shards and self._shards[step, slot].generation == generation:
+            return True
         self._shards[step, slot] = Shard(generation=generation, state=state)
         return True
 
@@ -57,18 +59,21 @@ class Storage:
             raise OSError(f"the checkpoint of step {step} is not complete")
         states = {slot: shard.state for slot, shard in shards.items()}
         self._world.note(f"checkpoint of step {step}: {', '.join(map(str, states.values()))}")
-        self._chronicle.meet("a checkpoint", f"step {step}", states)
+        sizes = {len(self._chronicle.memberships[shard.generation]) for shard in shards.values()}
+        slots = self._chronicle.width * max(sizes, default=0)
+        self._chronicle.meet("a checkpoint", f"step {step} of a job of {sizes} nodes", states, slots)
         self._manifests[step] = shards
 
     def latest(self) -> int | None:
         """The newest step that counts."""
         return max((step for step in self._manifests if self._counts(step)), default=None)
 
-    def read(self, step: int, slot: int) -> State:
-        """One slot's state. IntegrityError if the checkpoint is not whole."""
+    def read(self, step: int, slot: int, slots: int) -> State:
+        """The state of one slot of *slots*, or of its predecessor. IntegrityError if the checkpoint is not whole."""
         if not self._counts(step):
             raise IntegrityError(f"the checkpoint of step {step} does not count")
-        return self._manifests[step][slot].state
+        shards = self._manifests[step]
+        return shards[slot if len(shards) == slots else slot % len(shards)].state
 
     def state(self, step: int) -> State | None:
         """What the checkpoint of *step* is of, None if it does not count."""

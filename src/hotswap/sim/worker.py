@@ -16,9 +16,17 @@ from hotswap.core.types import NodeId, SourceKind, Step
 from hotswap.errors import Fenced, IntegrityError, PeerUnreachable
 from hotswap.session.boundary import Boundary
 from hotswap.session.mailbox import Mailbox
-from hotswap.sim.chronicle import GARBAGE, ROOT, State
+from hotswap.sim.chronicle import GARBAGE, ROOT, State, Violation
 from hotswap.sim.fabric import Key
-from hotswap.sim.memory import MemoryModel, read_state, read_unique, snapshot_nbytes, spoil, write_state
+from hotswap.sim.memory import (
+    MemoryModel,
+    read_generation,
+    read_state,
+    read_unique,
+    snapshot_nbytes,
+    spoil,
+    write_state,
+)
 from hotswap.sim.network import Pipe
 from hotswap.sim.world import Timer
 from hotswap.wire import worker_messages as w
@@ -53,13 +61,22 @@ class WorkerModel:
     """``state`` and ``step`` are live; ``hear`` is the listening thread."""
 
     def __init__(
-        self, job: JobModel, node: NodeId, slot: int, pid: int, *, rehearse: bool, on_end: Callable[[int], None]
+        self,
+        job: JobModel,
+        node: NodeId,
+        slot: int,
+        pid: int,
+        *,
+        slots: int,
+        rehearse: bool,
+        on_end: Callable[[int], None],
     ) -> None:
-        """*on_end* gets the exit status."""
+        """*slots*: of the whole job. *on_end* gets the exit status."""
         self.job = job
         self.world = job.world
         self.node = node
         self.slot = slot
+        self.slots = slots
         self.name = f"slot {slot}.{pid}"
         self.up: Pipe
         self.alive = True
@@ -240,6 +257,14 @@ class WorkerModel:
         yield lambda: condition() or self._fenced()
         self._check()
 
+    @property
+    def peers(self) -> tuple[int, ...]:
+        """The slots that have the same shared state. What one node has alone nobody shares."""
+        setup = self.job.setup
+        if not setup.shared or self.slots == setup.width:
+            return ()
+        return tuple(other for other in range(self.slots) if other != self.slot)
+
     def _life(self) -> Thread:
         setup = self.job.setup
         yield self.world.between(0.01, 0.1)
@@ -247,9 +272,9 @@ class WorkerModel:
         yield self.job.between(setup.build_s)
         if self._rehearse:
             yield self.job.between(setup.build_s)
-            shared, unique = snapshot_nbytes(0, shared=bool(self.job.peers_of(self.slot)))
+            shared, unique = snapshot_nbytes(0, shared=bool(self.peers))
             self.say(w.Reserve(nbytes=int((shared + unique) * GROWTH), buffers=2, ahead=True))
-        self.say(w.Built(shape="model", peers=self.job.peers_of(self.slot), rehearsed=self._rehearse))
+        self.say(w.Built(shape="model", peers=self.peers, rehearsed=self._rehearse))
         running = False
         while True:
             try:
@@ -381,7 +406,8 @@ class WorkerModel:
         yield from self._wait_acked()
         self.say(w.Halted(generation=self.generation, step=self.step))
         self.job.moment("halt")
-        end = self.world.now + 2 * self.job.timing.halt_s
+        timing = self.job.timing
+        end = self.world.now + (timing.durable_stand_s if self.boundary.durable else timing.stand_s)
         self.world.at(end, self.poke)
         yield lambda: self._fenced() or self.world.now >= end
         self._check()
@@ -421,7 +447,7 @@ class WorkerModel:
     def _write(self, state: State, *, wait: bool) -> Generator[Yield, None, w.SnapshotDone]:
         """Fill a buffer, or begin to."""
         job = self.job
-        shared, unique = snapshot_nbytes(state.step, shared=bool(job.peers_of(self.slot)))
+        shared, unique = snapshot_nbytes(state.step, shared=bool(self.peers))
         if not self.files or self.files[0].nbytes < shared + unique:
             before = self.mailbox.grants()
             buffers = 2 + (job.setup.durable_steps > 0) + (job.setup.integrity > 0)
@@ -507,7 +533,7 @@ class WorkerModel:
     def _meet(self, generation: int) -> Thread:
         """The rendezvous of the groups: everyone publishes an address and waits for those of all others."""
         self.say(m.KvSet(generation=generation, key=f"address/{self.slot}", value=self.node.encode()))
-        for slot in range(self.job.chronicle.slots):
+        for slot in range(self.slots):
             key = f"address/{slot}"
             self.say(m.KvGet(generation=generation, key=key))
             yield from self._wait(lambda key=key: self.mailbox.value(key) is not None)  # type: ignore[misc]
@@ -517,7 +543,7 @@ class WorkerModel:
         yield self.job.between(self.job.setup.restore_s)
         if load.source is SourceKind.CHECKPOINT:
             yield self.job.storage.delay_s()
-            self.state = self.job.storage.read(load.resume_step, self.slot)
+            self.state = self.job.storage.read(load.resume_step, self.slot, self.slots)
         elif load.source is SourceKind.FRESH:
             self.state = State(step=0, history=ROOT, position=0)
         elif load.buffer >= 0:
@@ -527,6 +553,9 @@ class WorkerModel:
     def _read(self, load: w.Load) -> None:
         """A live worker has the tensors; only what moves during an attempt comes from the snapshot."""
         memory = self.files[load.buffer]
+        made_in = self.job.chronicle.memberships.get(read_generation(memory, load.shared_nbytes))
+        if made_in is not None and len(made_in) * self.job.setup.width != self.slots:
+            raise Violation(f"{self.name} of {self.slots} restores what one of a job of {len(made_in)} nodes has made")
         if load.source is SourceKind.LIVE:
             self.state = replace(self.state, position=read_unique(memory.view()[load.shared_nbytes :]).position)
         else:

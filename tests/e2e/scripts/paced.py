@@ -1,10 +1,13 @@
-"""A training with little to compute and steps that last all the same: ``paced.py SECONDS PROGRAM [options]``.
+"""A training with little to compute and steps that last all the same: ``paced.py SECONDS[@SLOTS] PROGRAM [options]``.
+
+With SLOTS, only while the job has so many.
 
 What takes seconds beside it (a lease that ends) then takes as many steps on a fast machine as on one that runs several jobs.
 """
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
 import time
@@ -14,7 +17,8 @@ from typing import Any
 from hotswap.demo.loader import ExactlyOnceLoader
 
 _next_step = ExactlyOnceLoader.next_step
-PACE_S = float(sys.argv[1])
+_seconds, _, _slots = sys.argv[1].partition("@")
+PACE_S = float(_seconds) if _slots in ("", os.environ["WORLD_SIZE"]) else 0.0
 
 
 def next_step(self: ExactlyOnceLoader) -> Any:
