@@ -169,7 +169,7 @@ def test_no_step_is_left_out() -> None:
 
 
 def alone() -> Chronicle:
-    made = Chronicle(slots=2, strict=True)
+    made = Chronicle(slots=2, width=2, strict=True)
     made.membership(1, ("a",))
     made.plan(1, ("a",), 0, [], fresh=True)
     made.go(both(at(0, ROOT)), ("a",), {})
