@@ -92,3 +92,20 @@ def test_drills_are_allowed_only_by_name(flags: list[str], tmp_path: Path, monke
     monkeypatch.setattr("hotswap.launch.control_plane.run_coordinator", run)
     assert cli.main([*COORDINATOR, "--log-dir", str(tmp_path), *flags]) == 0
     assert [config.allow_inject for config in started] == [bool(flags)]
+
+
+def test_a_coordinator_decides_by_what_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[CoordinatorConfig] = []
+
+    async def run(config: CoordinatorConfig) -> int:
+        started.append(config)
+        return 0
+
+    monkeypatch.setattr("hotswap.launch.control_plane.run_coordinator", run)
+    told = [*COORDINATOR, "--log-dir", str(tmp_path)]
+    flags = ["--replicas", "2", "--evict-slow", "3", "--checkpoint-dir", "/storage"]
+    assert cli.main([*told, *flags]) == 0
+    [config] = started
+    assert (config.replicas, config.evict_slow, config.checkpoint_dir) == (2, 3.0, "/storage")
+    assert cli.main([*told, "--replicas", "0"]) == 2
+    assert cli.main([*told, "--evict-slow", "1"]) == 2

@@ -8,12 +8,10 @@ import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
 
 from torch.distributed.elastic.multiprocessing import Std
 from torch.distributed.run import determine_local_world_size, get_args_parser, parse_min_max_nnodes
 
-from hotswap.core.limits import SLOW_RATIO
 from hotswap.errors import UsageError
 from hotswap.launch import deadlines, domains
 from hotswap.launch import shared_flags as shared
@@ -53,7 +51,6 @@ REFUSED = {
 
 MASTER_PORT = 29500
 OVERHEAD_LIMIT = 0.02
-N = TypeVar("N", int, float)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -117,29 +114,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="STEPS",
         help="steps between comparisons of the state that slots share, which find silent corruption; 0: none",
     )
-    group.add_argument(
-        "--replicas",
-        type=int,
-        default=1,
-        metavar="K",
-        help="nodes that keep a copy of each snapshot, beside its owner: so many nodes may be lost at the same time",
-    )
-    group.add_argument(
-        "--evict-slow",
-        type=float,
-        default=0.0,
-        metavar="RATIO",
-        help="give up the node of a worker whose own part of a step takes so many times as long as that of its peers, if there is "
-        "a spare; 0: slow workers are only told",
-    )
-    group.add_argument(
-        "--min-nodes",
-        type=int,
-        default=0,
-        metavar="M",
-        help="go on with fewer nodes, M at least, if none comes within --spare-wait-s: the largest part of the nodes that are left "
-        "that divides their number, from the newest state in --checkpoint-dir, and with more again as they come; 0: never",
-    )
+    shared.add_policy_flags(group)
     group.add_argument(
         "--fault-domain",
         default="",
@@ -221,11 +196,11 @@ def parse(argv: list[str]) -> Options:
         spare_positions=args.spare_positions,
         checkpoint_dir=str(Path(args.checkpoint_dir).resolve()) if args.checkpoint_dir else "",
         checkpoint_interval_steps=_interval(args),
-        snapshot_interval_steps=_at_least("--snapshot-interval", args.snapshot_interval, 1),
-        overhead_limit=_at_least("--overhead-limit", args.overhead_limit, 0.0),
-        integrity_every_steps=_at_least("--integrity-every", args.integrity_every, 0),
-        replicas=_at_least("--replicas", args.replicas, 1),
-        evict_slow=_evict_slow(args.evict_slow),
+        snapshot_interval_steps=shared.at_least("--snapshot-interval", args.snapshot_interval, 1),
+        overhead_limit=shared.at_least("--overhead-limit", args.overhead_limit, 0.0),
+        integrity_every_steps=shared.at_least("--integrity-every", args.integrity_every, 0),
+        replicas=shared.at_least("--replicas", args.replicas, 1),
+        evict_slow=shared.evict_slow(args.evict_slow),
         min_nodes=shared.min_nodes(args.min_nodes, nodes_active, storage=bool(args.checkpoint_dir)),
         fault_domain=args.fault_domain or domains.discover(os.environ),
         node_history=str(Path(args.node_history).resolve()) if args.node_history else "",
@@ -259,14 +234,6 @@ def _notices(made: argparse.ArgumentParser, args: argparse.Namespace, width: int
     if width > 1 and "OMP_NUM_THREADS" not in os.environ:
         found.append("OMP_NUM_THREADS is not set: each worker computes on one CPU thread")
     return tuple(found)
-
-
-def _evict_slow(ratio: float) -> float:
-    if not (ratio == 0 or ratio >= SLOW_RATIO):
-        raise UsageError(
-            f"--evict-slow {ratio:g}: at least {SLOW_RATIO:g} times as long counts as slow; 0 never evicts"
-        )
-    return ratio
 
 
 def _nodes(text: str) -> tuple[int, int]:
@@ -349,12 +316,6 @@ def _drain_signals(args: argparse.Namespace) -> tuple[signal.Signals, ...]:
 def _stop_timeout(args: argparse.Namespace) -> float | None:
     value = getattr(args, "shutdown_timeout", None)
     return None if value is None else float(value)
-
-
-def _at_least(flag: str, value: N, least: N) -> N:
-    if not value >= least:
-        raise UsageError(f"{flag} is {value}, and must be at least {least}")
-    return value
 
 
 def _interval(args: argparse.Namespace) -> int:

@@ -48,7 +48,10 @@ def coordinator_parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--spare-wait-s", type=float, default=60.0, help="how long a job without a spare waits for a node (s)"
     )
-    made.add_argument("--min-nodes", type=int, default=0, metavar="M", help="as for hotswap run")
+    shared.add_policy_flags(made)
+    made.add_argument(
+        "--checkpoint-dir", default="", help="as for hotswap run; only whether the nodes have one matters here"
+    )
     made.add_argument("--join-timeout-s", type=float, default=600.0, help="how long the first nodes are waited for (s)")
     made.add_argument(
         "--max-restarts", type=int, default=DEFAULT_RESPAWNS, help="respawns of a worker without progress"
@@ -85,7 +88,10 @@ def coordinator(argv: list[str]) -> int:
         respawns_max=args.max_restarts,
         spare_wait_s=args.spare_wait_s,
         spare_first=args.worker_loss == "spare",
-        nodes_min=shared.min_nodes(args.min_nodes, active, storage=True),
+        replicas=shared.at_least("--replicas", args.replicas, 1),
+        evict_slow=shared.evict_slow(args.evict_slow),
+        nodes_min=shared.min_nodes(args.min_nodes, active, storage=bool(args.checkpoint_dir)),
+        checkpoint_dir=args.checkpoint_dir or None,
         join_s=args.join_timeout_s,
         events_path=str(directory / "events.jsonl"),
         node_history=str(Path(args.node_history).resolve()) if args.node_history else None,

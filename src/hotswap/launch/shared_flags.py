@@ -1,18 +1,21 @@
-"""Flags that ``hotswap run`` shares with the commands of the control plane: the token, the store, numbers of nodes. No torch here."""
+"""Flags that ``hotswap run`` shares with the commands of the control plane: the token, the store, what is decided by. No torch here."""
 
 from __future__ import annotations
 
 import argparse
 import os
 from pathlib import Path
+from typing import TypeVar
 
 from hotswap.config import StoreConfig
+from hotswap.core.limits import SLOW_RATIO
 from hotswap.errors import UsageError
 from hotswap.store.open import configured
 from hotswap.wire.auth import TOKEN_BYTES_MIN
 
 TOKEN = "HOTSWAP_TOKEN"
 ETCD_USER, ETCD_PASSWORD = "HOTSWAP_ETCD_USER", "HOTSWAP_ETCD_PASSWORD"
+N = TypeVar("N", int, float)
 SECRETS = (TOKEN, ETCD_USER, ETCD_PASSWORD)
 """Environment variables that a job's processes must not inherit: the user's script can read theirs."""
 
@@ -46,6 +49,49 @@ def store_of(args: argparse.Namespace) -> StoreConfig | None:
         user = password = ""
     paths = {flag: str(Path(path).resolve()) if path else "" for flag, path in files.items()}
     return configured(args.store, user=user, password=password, **paths)
+
+
+def add_policy_flags(group: argparse._ActionsContainer) -> None:
+    """What the coordinator decides by, wherever it runs."""
+    group.add_argument(
+        "--replicas",
+        type=int,
+        default=1,
+        metavar="K",
+        help="nodes that keep a copy of each snapshot, beside its owner: so many nodes may be lost at the same time",
+    )
+    group.add_argument(
+        "--evict-slow",
+        type=float,
+        default=0.0,
+        metavar="RATIO",
+        help="give up the node of a worker whose own part of a step takes so many times as long as that of its peers, if there is "
+        "a spare; 0: slow workers are only told",
+    )
+    group.add_argument(
+        "--min-nodes",
+        type=int,
+        default=0,
+        metavar="M",
+        help="go on with fewer nodes, M at least, if none comes within --spare-wait-s: the largest part of the nodes that are left "
+        "that divides their number, from the newest state in --checkpoint-dir, and with more again as they come; 0: never",
+    )
+
+
+def at_least(flag: str, value: N, least: N) -> N:
+    """*value*; UsageError if it is less than *least*, or no number."""
+    if not value >= least:
+        raise UsageError(f"{flag} is {value}, and must be at least {least}")
+    return value
+
+
+def evict_slow(ratio: float) -> float:
+    """*ratio*; UsageError if it is so small that nobody is safe."""
+    if not (ratio == 0 or ratio >= SLOW_RATIO):
+        raise UsageError(
+            f"--evict-slow {ratio:g}: at least {SLOW_RATIO:g} times as long counts as slow; 0 never evicts"
+        )
+    return ratio
 
 
 def min_nodes(least: int, active: int, *, storage: bool) -> int:
