@@ -1,6 +1,6 @@
 """CRC-32 of what is copied: by Intel's ISA-L where it is installed (the extra ``fast``), else by zlib. The values are the same.
 
-Both let other threads run meanwhile. ISA-L is about six times as fast, which is half of the processor time that a replica costs
+Both let other threads run meanwhile. ISA-L is about six times as fast, which is two fifths of the processor time that a replica costs
 on either end (docs/performance.md).
 """
 
