@@ -14,14 +14,18 @@ import torch
 import torch.distributed as dist
 from test_durable import write
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from hotswap.errors import IntegrityError, LayoutMismatch, UsageError
 from hotswap.integrations import discover
+from hotswap.integrations.base import Place, place_of
 from hotswap.replication import durable, durable_index, places
 from hotswap.replication.capture import Capture
 from hotswap.replication.resized import load_resized
@@ -232,6 +236,31 @@ def test_who_cannot_be_resized_says_so() -> None:
         part.weight = nn.Parameter(DTensor.from_local(torch.ones(2), mesh, [Shard(0)], run_check=False))
         with pytest.raises(UsageError, match="has only some of the slots"):
             Capture(discover(part, torch.optim.SGD(part.parameters()))).require_resizable()
+
+
+def test_parts_whose_place_is_not_known_are_saved_but_not_resized() -> None:
+    with as_rank(3, 4):
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+        model = parallelize_module(nn.Linear(4, 8), mesh["tensor"], ColwiseParallel())
+        fully_shard(model, mesh=mesh["data"])
+        capture = Capture(discover(model, torch.optim.SGD(model.parameters())))
+        assert {spec.place for name, spec in capture.specs().items() if spec.is_dtensor} == {None}
+        assert capture.write(bytearray(capture.nbytes()), slot=3, generation=1, step=STEP)
+        with pytest.raises(UsageError, match="do not tell which part of it is where"):
+            capture.require_resizable()
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_places_are_those_that_torch_computes(world: int) -> None:
+    for rank in range(world):
+        with as_rank(rank, world):
+            mesh = init_device_mesh("cpu", (world,))
+            for shape in ((1, 3), (5, 2), (7,), (8, 4)):
+                for placements in ([Shard(0)], [Replicate()]):
+                    tensor = distribute_tensor(torch.zeros(shape), mesh, placements)
+                    size, offset = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
+                    assert place_of(tensor) == Place(whole=shape, offset=tuple(offset))
+                    assert tuple(tensor.to_local().shape) == tuple(size)
 
 
 def test_the_same_number_of_slots_is_read_as_ever(tmp_path: Path) -> None:

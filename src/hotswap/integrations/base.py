@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from hotswap.errors import UsageError
 
@@ -179,12 +178,25 @@ class AdapterBase:
 
 
 def place_of(tensor: torch.Tensor) -> Place | None:
-    """Where this process's part of a DTensor lies in the whole; None for any other tensor."""
-    if not isinstance(tensor, DTensor):
+    """Where this process's part of a DTensor lies in the whole; None for any other tensor, and where the placements don't tell.
+
+    Parts are those of ``torch.chunk``, cut once for each mesh dimension that shards, as DTensor's documentation has it for Shard. Others
+    (strided ones, of FSDP on top of tensor parallel) can be saved and restored all the same.
+    """
+    if not isinstance(tensor, DTensor) or (coordinate := tensor.device_mesh.get_coordinate()) is None:
         return None
-    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    held = tuple(tensor._local_tensor.shape)
-    assert tuple(shape) == held, f"{held} of a tensor of {tuple(tensor.shape)} are here, its placements say {shape}"
+    size, offset = list(tensor.shape), [0] * tensor.ndim
+    for mesh_dim, placement in enumerate(tensor.placements):
+        if type(placement) is Shard:
+            dim = placement.dim
+            chunk = -(-size[dim] // tensor.device_mesh.size(mesh_dim))
+            begin = min(size[dim], coordinate[mesh_dim] * chunk)
+            offset[dim] += begin
+            size[dim] = min(chunk, size[dim] - begin)
+        elif type(placement) is not Replicate:
+            return None
+    if size != list(tensor._local_tensor.shape):
+        return None
     return Place(whole=tuple(tensor.shape), offset=tuple(offset))
 
 

@@ -15,6 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from hotswap.errors import UsageError
+from hotswap.integrations.base import place_of
 from hotswap.integrations.modules import ModuleAdapter
 from hotswap.integrations.pins import require_fields
 
@@ -72,15 +73,15 @@ class ShardedAdapter(ModuleAdapter):
         return [(mesh.mesh.tolist(), mesh.get_coordinate()) for mesh in places]
 
     def obstacle(self) -> str | None:
-        """None, if every slot has its part of each sharded parameter."""
-        if all(
-            p.device_mesh.size() == dist.get_world_size() for _, p in self._all_parameters() if isinstance(p, DTensor)
-        ):
+        """None, if every slot has its part of each sharded parameter, and it is known which."""
+        sharded = [parameter for _, parameter in self._all_parameters() if isinstance(parameter, DTensor)]
+        if any(parameter.device_mesh.size() != dist.get_world_size() for parameter in sharded):
+            why = "the device mesh of a parameter has only some of the slots, and nothing says how the rest of the model is shared out"
+        elif any(place_of(parameter) is None for parameter in sharded):
+            why = "the placements of a parameter do not tell which part of it is where"
+        else:
             return None
-        return (
-            "the device mesh of a parameter has only some of the slots, and nothing says how the rest of the model is shared out; "
-            "leave --min-nodes out: then the job waits for a node and leaves with 75"
-        )
+        return f"{why}; leave --min-nodes out: then the job waits for a node and leaves with 75"
 
     def objects(self) -> dict[str, Any]:
         """Also the switches that gradient accumulation flips in the middle of a step."""
