@@ -172,12 +172,19 @@ class Scripted:
     def __init__(self) -> None:
         self.listener = open_listener("127.0.0.1", 0)
         self.address = ("127.0.0.1", int(self.listener.getsockname()[1]))
+        self.links: list[AsyncLink[Any]] = []
 
     async def meet(self) -> AsyncLink[Any]:
         sock, _ = await asyncio.get_running_loop().sock_accept(self.listener)
         link = await accept_link(sock, control_codec(), TOKEN, DEADLINE_S)
+        self.links.append(link)
         assert isinstance(await link.receive(), m.Register)
         return link
+
+    def close(self) -> None:
+        for link in self.links:
+            link.close()
+        self.listener.close()
 
 
 @contextlib.asynccontextmanager
@@ -191,8 +198,8 @@ async def agent_of(directory: Path, one: Scripted, two: Scripted) -> AsyncIterat
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        one.listener.close()
-        two.listener.close()
+        one.close()
+        two.close()
 
 
 STOP = m.Stop(exit_code=9, reason="")
