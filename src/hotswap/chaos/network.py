@@ -15,7 +15,7 @@ from hotswap.errors import UsageError
 HUB = "hub"
 NOBODY = "02:00:00:00:00:99"
 """A hardware address that no interface has: what is sent to it is swallowed."""
-QUEUE = ("burst", "16kb", "latency", "200ms")
+QUEUE = ("burst", "16kb", "latency", "500ms")
 """Of a narrow link. What would wait for longer is dropped: heartbeats stand in that queue as well."""
 COMMAND_S = 30.0
 
