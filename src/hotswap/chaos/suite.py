@@ -259,7 +259,13 @@ LAST_S = 0.5
 """A quarter of the detection budget: what was sent meanwhile is sent again in time, although TCP waits longer every time."""
 
 
-def _network(make: Callable[[Program, str, tuple[str, ...]], Ordeal], what: str, needs: str = SPACES) -> Drill:
+def _network(
+    make: Callable[[Program, str, tuple[str, ...]], Ordeal],
+    what: str,
+    needs: str = SPACES,
+    steps: int = LONG_STEPS,
+    load_s: float = LOAD_S,
+) -> Drill:
     """Of the last node that trains; *make* is told its name and those of all others, of which the last has the coordinator.
 
     On layouts of small processes: each host imports the framework for itself, and the network does not know what trains.
@@ -271,7 +277,7 @@ def _network(make: Callable[[Program, str, tuple[str, ...]], Ordeal], what: str,
         *others, head = host_names(program.nodes, 1)
         node = others.pop()
         ordeal = make(program, node, (*others, head))
-        return replace(ordeal, steps=LONG_STEPS, load_s=LOAD_S)
+        return replace(ordeal, steps=steps, load_s=load_s)
 
     return Drill(what=what, make=made, needs=needs)
 
@@ -297,7 +303,7 @@ def _short_cut(program: Program, node: str, others: tuple[str, ...]) -> Ordeal:
 
 
 def _slow_link(program: Program, node: str, others: tuple[str, ...]) -> Ordeal:
-    """Steps take longer, and snapshots may move apart; nobody is given up."""
+    """Steps take longer, and nobody is given up. Snapshots may move apart, and need not: gradients take that link as well."""
     cut = Cut(kind="slow-link", node=node, step=STEP // 2, kbit_per_s=SLOW_KBIT_PER_S, lasts_steps=SLOW_STEPS)
     return Ordeal(cuts=(cut,), harmless=True, arguments=("--overhead-limit", "0.02"))
 
@@ -341,7 +347,12 @@ DRILLS: dict[str, Drill] = {
         what="the same, and there is no spare",
         make=lambda program: _drain(program, 0, EXIT_REQUEUE, "0", "--spare-wait-s", "1"),
     ),
-    "cut-node": _network(_cut("cut-node", _both), "nobody reaches a node, and it reaches nobody"),
+    "cut-node": _network(
+        _cut("cut-node", _both),
+        "nobody reaches a node, and it reaches nobody",
+        steps=0,  # All wait at once: as many as usual, if they last until the cut is made.
+        load_s=2 * LOAD_S,
+    ),
     "cut-to-coordinator": _network(
         _cut("cut-to-coordinator", lambda node, others: ((node, others[-1]),)),
         "what a node sends to the coordinator is lost; its peers reach it",
