@@ -25,6 +25,7 @@ DONE = {
     "generation": 2,
 }
 LOSS = {"event": "diagnosed", "verdict": "node_fault", "culprit": {"kind": "node", "node": "node0"}}
+LOST = {"event": "node_lost", "node": "node1#1", "reason": "silent for 2 s"}
 DEATH = {"kind": "node", "time": 1.0}
 
 
@@ -35,6 +36,9 @@ def evidence(
     return Evidence(
         exit_code=code, history=history, final={0: {"model": digest}}, events=events, deaths=[DEATH] * deaths
     )
+
+
+NETWORK = [name for name, drill in suite.DRILLS.items() if drill.needs]
 
 
 def ordeal(drill: str) -> suite.Ordeal:
@@ -52,7 +56,10 @@ def test_the_full_suite_meets_every_layout_with_every_fault_that_makes_sense_the
     # Nothing is gathered in a step of DistributedDataParallel, and nothing is held twice where all is sharded.
     # With two nodes there is one other to keep replicas.
     of_two = {("two-nodes", layout) for layout, program in suite.LAYOUTS.items() if program.nodes == 2}
-    assert missing == {("worker-gather", "ddp-dp3"), ("node-gather", "ddp-dp3"), ("flip-bit", "fsdp2-dp4"), *of_two}
+    gathers = {("worker-gather", "ddp-dp3"), ("node-gather", "ddp-dp3")}
+    # Each host of its own imports the framework, and Megatron-Core is not small.
+    apart = {(drill, layout) for drill in NETWORK for layout in suite.LAYOUTS if layout.startswith("megatron")}
+    assert missing == {*gathers, ("flip-bit", "fsdp2-dp4"), *of_two, *apart}
 
 
 def test_the_fast_suite_meets_every_layout() -> None:
@@ -78,6 +85,13 @@ def test_names_that_there_are_not_are_refused(wrong: dict[str, list[str]]) -> No
         ("node-backward", evidence(events=()), matrix.MISSED),
         ("node-backward", evidence(events=({**DONE, "cause": "start"},)), matrix.MISSED),
         ("coordinator", evidence(events=()), matrix.IDENTICAL),
+        ("coordinator", evidence(events=(LOST,)), matrix.NEEDLESS),
+        ("short-cut", evidence(events=()), matrix.IDENTICAL),
+        ("short-cut", evidence(events=(), deaths=0), matrix.MISSED),
+        ("short-cut", evidence(events=(LOST, DONE)), matrix.NEEDLESS),
+        ("slow-link", evidence(events=(DONE, {**LOST, "event": "worker_lost"})), matrix.NEEDLESS),
+        ("cut-node", evidence(), matrix.IDENTICAL),
+        ("cut-node", evidence(events=()), matrix.MISSED),
         ("no-spare", evidence(75, events=({"event": "job_stopped", "reason": "no spare"},)), matrix.STOPPED),
         ("no-spare", evidence(75, deaths=0), matrix.MISSED),
         ("no-spare", evidence(0), matrix.WRONG),
@@ -125,7 +139,7 @@ def test_what_the_job_said_of_its_faults_is_judged(drill: str, said: list[dict[s
 
 def test_every_drill_says_which_verdicts_are_right() -> None:
     for cell in suite.cells("full"):
-        nothing_broke = cell.drill in ("coordinator", "drain", "drain-no-spare")
+        nothing_broke = cell.drill in ("coordinator", "drain", "drain-no-spare", "short-cut", "slow-link")
         assert bool(cell.ordeal.truths) is not nothing_broke, cell.drill
 
 
@@ -180,6 +194,6 @@ def test_an_undisturbed_job_that_fails_ends_the_matrix(tmp_path: Path) -> None:
 def test_every_job_gets_its_faults(tmp_path: Path) -> None:
     for cell in suite.cells("full"):
         spec = suite.job_of(cell, tmp_path, 10.0)
-        assert spec.faults or spec.outside
+        assert spec.faults or spec.outside or cell.ordeal.cuts
         assert replace(spec, faults=(), outside=()).command() == spec.command(), "faults are no options of a job"
         assert ("--checkpoint-dir" in spec.command()) == cell.ordeal.checkpoints

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -27,6 +29,13 @@ def test_a_rank_gets_its_share_in_microbatches() -> None:
     assert ids == [6, 7, 8, 9, 10, 11]
     assert [tuple(batch.tokens.shape) for batch in batches] == [(2, 16)] * 3
     assert all(batch.tokens.dtype == batch.labels.dtype == torch.int64 for batch in batches)
+
+
+def test_data_may_take_a_while() -> None:
+    slow, fast = ExactlyOnceLoader(SHAPE, dp_rank=1, seed=7, load_s=0.05), ExactlyOnceLoader(SHAPE, dp_rank=1, seed=7)
+    began = time.monotonic()
+    assert slow.next_step()[1] == fast.next_step()[1]
+    assert time.monotonic() - began >= 0.05
 
 
 def test_labels_are_the_tokens_that_follow() -> None:

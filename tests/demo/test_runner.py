@@ -168,7 +168,8 @@ def test_the_command_is_a_hotswap_run_line(tmp_path: Path) -> None:
     train = TrainOptions(layout=Layout(tp=2, pp=2, dp=2), steps=7)
     spec = JobSpec(directory=tmp_path, framework="megatron", train=train, nodes=2, spares=1)
     command = spec.command()
-    assert command[command.index("run") + 1 :][:5] == ["--standalone", "--nnodes", "2:3", "--nproc-per-node", "4"]
+    assert command[command.index("run") + 1 :][:3] == ["--standalone", "--log-dir", str(tmp_path)]
+    assert command[command.index("--nnodes") :][:4] == ["--nnodes", "2:3", "--nproc-per-node", "4"]
     script = next(item for item in command if item.endswith(".py"))
     assert Path(script).exists()
     without = JobSpec(directory=tmp_path, framework="megatron", train=train, nodes=2, spares=0).command()

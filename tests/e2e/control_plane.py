@@ -16,9 +16,9 @@ from pathlib import Path
 
 from e2e_harness import DDP, SCRIPTS, Cell, Job, Program
 
+from hotswap.chaos.hosts import token_file
 from hotswap.demo.options import Layout, TrainOptions
 
-TOKEN = "0123456789abcdef0123456789abcdef"
 START_S = 30.0
 LEASE_S = 4.0
 """Long for a machine that is not busy, short for one that runs several jobs."""
@@ -79,14 +79,6 @@ class Server:
 
     def tail(self) -> str:
         return f"--- {self.log}\n" + "\n".join(self.log.read_text(errors="replace").splitlines()[-25:])
-
-
-def token_file(directory: Path) -> str:
-    path = directory / "shared-token"
-    if not path.exists():
-        path.touch(mode=0o600)
-        path.write_text(TOKEN)
-    return str(path)
 
 
 def store(directory: Path, port: int = 0, prefix: Sequence[str] = (), host: str = "127.0.0.1") -> Server:

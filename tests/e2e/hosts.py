@@ -1,35 +1,32 @@
-"""One job whose launchers are on hosts of their own, each with its own logs: network namespaces (``network``)."""
+"""One job whose launchers are on hosts of their own, each with its own logs, followed by a test."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 import time
-from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
-from control_plane import token_file
+import pytest
 from e2e_harness import POLL_S, SCRIPTS, Cell, Event, Outcome, planned, read_lines
-from network import Network
 
+from hotswap.chaos import hosts
+from hotswap.chaos.hosts import token_file
+from hotswap.chaos.network import Network, obstacle
 from hotswap.demo.records import merge, read_final, read_records, resume_points
 
 DEADLINE_S = 150.0
-END_S = 20.0
 FIRST = 0.0
+OBSTACLE = obstacle(False)
+needs_hosts = pytest.mark.skipif(bool(OBSTACLE), reason=OBSTACLE)
 
 
-class Hosts:
+class Hosts(hosts.Hosts):
     """Launchers of the job of *cell*. Events are those of all coordinators, by time, each with the ``host`` that logged it."""
 
     def __init__(self, net: Network, directory: Path, cell: Cell) -> None:
-        self.net = net
-        self.directory = directory
+        super().__init__(net, directory)
         self.cell = cell
-        self.launchers: dict[str, subprocess.Popen[bytes]] = {}
         self._waited_for = FIRST
 
     def launch(self, host: str, *flags: str) -> None:
@@ -44,38 +41,7 @@ class Hosts:
             *(cell.script or (str(SCRIPTS / cell.program.script),)),
             *(*cell.train.to_arguments(), "--out", str(self.directory)),
         ]
-        with (self.directory / f"{host}.log").open("wb") as log:
-            self.launchers[host] = subprocess.Popen(
-                self._command(host, command),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-                start_new_session=True,
-            )
-
-    def run(self, host: str, *command: str) -> subprocess.CompletedProcess[str]:
-        """Another ``hotswap`` command on that host."""
-        return subprocess.run(
-            self._command(host, command), capture_output=True, text=True, timeout=DEADLINE_S, check=False
-        )
-
-    def _command(self, host: str, arguments: Sequence[str]) -> list[str]:
-        return self.net.command(host, [sys.executable, "-m", "hotswap.cli", *arguments])
-
-    def logs(self, host: str) -> Path:
-        """The job's log directory there."""
-        return self.directory / host / "job"
-
-    @property
-    def events(self) -> list[Event]:
-        """Of coordinators on these and on other hosts, whose logs are in the same place."""
-        found: list[Event] = []
-        for path in self.directory.glob("*/job/events.jsonl"):
-            text = path.read_text()
-            lines = text[: text.rfind("\n") + 1].splitlines()
-            found += [{**json.loads(line), "host": path.parts[-3]} for line in lines]
-        return sorted(found, key=lambda event: float(event["time"]))
+        self.start(host, command)
 
     def wait_for(self, name: str, after: float | None = None, **fields: object) -> Event:
         """The first event of this kind *after* a time; by default that of the event that was waited for last."""
@@ -116,19 +82,6 @@ class Hosts:
         for path in [*self.directory.glob("*.log"), *self.directory.glob("*/job/*/agent.log")]:
             lines += [f"--- {path}", *path.read_text(errors="replace").splitlines()[-8:]]
         return "\n".join(lines)
-
-    def close(self) -> None:
-        """Politely, and then not: no process of the job outlives its launcher."""
-        for launcher in self.launchers.values():
-            if launcher.poll() is None:
-                launcher.terminate()
-        end = time.monotonic() + END_S
-        for launcher in self.launchers.values():
-            with suppress(subprocess.TimeoutExpired):
-                launcher.wait(max(0.0, end - time.monotonic()))
-            if launcher.poll() is None:
-                launcher.kill()
-                launcher.wait()
 
 
 def assert_same(outcome: Outcome, reference: Outcome) -> None:

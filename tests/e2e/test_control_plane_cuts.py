@@ -16,14 +16,15 @@ import pytest
 from control_plane import LEASE_S, TWO, Server, coordinator, paced, store
 from e2e_harness import Cell, Event, Outcome
 from etcd_cluster import Cluster, require_etcd
-from hosts import FIRST, Hosts, assert_same
-from network import Network, can_be_made, network
+from hosts import FIRST, Hosts, assert_same, needs_hosts
+
+from hotswap.chaos.network import Network, network
 
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.slow,
     pytest.mark.full_matrix,
-    pytest.mark.skipif(not can_be_made(), reason="network namespaces need root"),
+    needs_hosts,
     pytest.mark.timeout(300),
 ]
 Reference = Callable[[Cell], Outcome]

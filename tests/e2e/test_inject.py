@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 from control_plane import paced
 from e2e_harness import FSDP2, Cell, Job, Outcome, assert_clean, assert_identical
-from hosts import Hosts, assert_same
-from network import can_be_made, network
+from hosts import Hosts, assert_same, needs_hosts
+
+from hotswap.chaos.network import network
 
 pytestmark = pytest.mark.e2e
 Start = Callable[[Cell], AbstractContextManager[Job]]
@@ -74,7 +75,7 @@ def test_a_job_that_does_not_allow_it_is_not_struck(start: Start) -> None:
 
 
 @pytest.mark.full_matrix
-@pytest.mark.skipif(not can_be_made(), reason="network namespaces need root")
+@needs_hosts
 def test_an_order_reaches_nodes_on_other_hosts(reference_of: Reference, tmp_path: Path) -> None:
     """The coordinator is on z; orders come from c, which has nothing of the job but its own logs and the token."""
     cell = replace(paced(160), spares=1)

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 from e2e_harness import DDP, Cell, Event, Outcome, Program
-from hosts import DEADLINE_S, Hosts, assert_same
-from network import can_be_made, network
+from hosts import DEADLINE_S, Hosts, assert_same, needs_hosts
 
+from hotswap.chaos.network import network
 from hotswap.demo.options import Layout, TrainOptions
 
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.slow,
-    pytest.mark.skipif(not can_be_made(), reason="network namespaces need root"),
+    needs_hosts,
     pytest.mark.timeout(180),
 ]
 Reference = Callable[[Cell], Outcome]

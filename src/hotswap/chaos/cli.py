@@ -6,14 +6,17 @@ import argparse
 import contextlib
 import io
 import json
+import signal
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from rich.console import Console
 from rich.table import Table
 
 from hotswap.chaos import matrix, suite
+from hotswap.chaos.network import obstacle
 from hotswap.chaos.servers import ForkServers
 from hotswap.demo.report import versions
 from hotswap.errors import EXIT_OK, EXIT_USER_ERROR
@@ -22,7 +25,10 @@ WIDTH = 150
 
 
 def main(argv: Sequence[str]) -> int:
-    """Entry point of ``hotswap chaos``: 0 if every job came out as it has to, 1 if not, 2 for wrong options."""
+    """Entry point of ``hotswap chaos``: 0 if every job came out as it has to, 1 if not, 2 for wrong options.
+
+    Jobs that cannot be run on this machine count for neither.
+    """
     parser = argparse.ArgumentParser(
         prog="hotswap chaos",
         description="Run small real trainings on this machine, break something in each, and compare with the undisturbed run, bit for bit.",
@@ -38,19 +44,32 @@ def main(argv: Sequence[str]) -> int:
     run.add_argument("--html", type=Path, help="also write the table to this file")
     run.add_argument("--keep", type=Path, metavar="DIR", help="leave logs and evidence of all jobs here")
     args = parser.parse_args(argv)
-    return _list() if args.command == "list" else _run(args)
+    if args.command == "list":
+        return _list()
+    previous = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        return _run(args)
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _interrupt(*_: object) -> NoReturn:
+    """As Ctrl-C: what was started and made is taken away first."""
+    raise KeyboardInterrupt
 
 
 def _list() -> int:
     console = Console(width=WIDTH)
-    for title, rows in (
-        ("faults", {name: drill.what for name, drill in suite.DRILLS.items()}),
-        ("layouts", {name: f"{p.train.layout}, {p.nodes} nodes of {p.width}" for name, p in suite.LAYOUTS.items()}),
-    ):
-        table = Table(title, "")
-        for name, what in rows.items():
-            table.add_row(name, what)
-        console.print(table)
+    faults = Table("faults", "", "needs")
+    for name, drill in suite.DRILLS.items():
+        faults.add_row(name, drill.what, drill.needs)
+    console.print(faults)
+    layouts = Table("layouts", "")
+    for name, program in suite.LAYOUTS.items():
+        layouts.add_row(name, f"{program.train.layout}, {program.nodes} nodes of {program.width}")
+    console.print(layouts)
+    if reason := obstacle(True):
+        console.print(f"Faults of the network are skipped here: {reason}.", highlight=False, soft_wrap=True)
     return EXIT_OK
 
 
@@ -71,7 +90,7 @@ def _run(args: argparse.Namespace) -> int:
         args.html.write_text(recorder.export_html())
     if args.json:
         print(json.dumps(matrix.as_json(outcomes, versions())))
-    return EXIT_OK if all(outcome.good for outcome in outcomes) else EXIT_USER_ERROR
+    return EXIT_USER_ERROR if any(outcome.bad for outcome in outcomes) else EXIT_OK
 
 
 def _line(outcome: matrix.Outcome) -> str:
@@ -79,8 +98,10 @@ def _line(outcome: matrix.Outcome) -> str:
 
 
 def _table(outcomes: Sequence[matrix.Outcome]) -> Table:
-    good = sum(outcome.good for outcome in outcomes)
-    table = Table(title=f"{good} of {len(outcomes)} jobs came out as they have to", title_justify="left")
+    good, bad = sum(outcome.good for outcome in outcomes), sum(outcome.bad for outcome in outcomes)
+    skipped = len(outcomes) - good - bad
+    title = f"{good} of {good + bad} jobs came out as they have to" + (f", {skipped} were skipped" if skipped else "")
+    table = Table(title=title, title_justify="left")
     numbers = ("recoveries", "longest, ms", "steps redone", "job, s")
     for name in ("fault", "layout", "outcome", *numbers[:3], "verdict", "right verdict", numbers[3]):
         table.add_column(name, justify="right" if name in numbers else "left")
@@ -89,12 +110,16 @@ def _table(outcomes: Sequence[matrix.Outcome]) -> Table:
         table.add_row(
             outcome.drill,
             outcome.layout,
-            f"[{'green' if outcome.good else 'red'}]{outcome.outcome}[/] {'' if outcome.good else outcome.detail[:60]}",
+            f"[{_colour(outcome)}]{outcome.outcome}[/] {'' if outcome.good else outcome.detail[:60]}",
             str(outcome.recoveries),
             longest,
             str(outcome.redone),
             outcome.verdict,
-            "yes" if outcome.right_verdict else "[red]no[/]",
+            {True: "yes", False: "[red]no[/]", None: ""}[outcome.right_verdict],
             f"{outcome.seconds:.1f}",
         )
     return table
+
+
+def _colour(outcome: matrix.Outcome) -> str:
+    return "green" if outcome.good else "red" if outcome.bad else "yellow"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hotswap.chaos.cuts import Cut, host_names
 from hotswap.demo import strikes
 from hotswap.demo.options import Layout, TrainOptions
 from hotswap.demo.plan import FRAMEWORKS, XID, Outside
@@ -17,6 +18,11 @@ from hotswap.session.faults import MOMENTS, Fault
 
 STEP = 6
 """Of the fault: late enough for a spare to be built in most jobs, which none relies on."""
+LONG_STEPS, LOAD_S = 60, 0.1
+"""Of a job that goes on for some detection budgets, for there are cuts that do not stop it."""
+SLOW_KBIT_PER_S, SLOW_STEPS = 4000, 8
+"""Gradients of a step take several times as long as a step does otherwise."""
+SPACES = "network namespaces: root, and the command ip"
 _SMALL = TrainOptions(steps=10, eval_every=4, tokens=16, width=32, layers=2, rows=2, warmup=2)
 
 
@@ -79,12 +85,17 @@ class Ordeal:
     """What happens to one job. ``exit_code``: 0, and then the job must be identical; else the documented stop.
 
     ``inside`` strikes at moments of steps, ``outside`` once a step is committed. ``checkpoints``: durable ones, every two steps.
-    ``harmless``: nothing has to be recovered. ``kernel_logs``: each node has one of its own, to which a fault may write.
+    ``cuts``: what happens to the network between the nodes, each of which then has a host of its own, and ``steps`` and
+    ``load_s``, if not 0, how many steps the job has and how long their data takes to come. ``harmless``: nothing has to be
+    recovered, and nobody may be given up. ``kernel_logs``: each node has one of its own, to which a fault may write.
     ``truths``: the verdicts that are right; any other one is wrong.
     """
 
     inside: tuple[Fault, ...] = ()
     outside: tuple[Outside, ...] = ()
+    cuts: tuple[Cut, ...] = ()
+    steps: int = 0
+    load_s: float = 0.0
     spares: int = 1
     exit_code: int = 0
     checkpoints: bool = False
@@ -96,10 +107,11 @@ class Ordeal:
 
 @dataclass(frozen=True, kw_only=True)
 class Drill:
-    """A kind of fault. ``make`` gives None for a layout in which it makes no sense."""
+    """A kind of fault. ``make`` gives None for a layout in which it makes no sense. ``needs``: what not every machine has."""
 
     what: str
     make: Callable[[Program], Ordeal | None]
+    needs: str = ""
 
 
 def _fault(program: Program, scope: str, moment: str, slot: int = 0, generation: int = 1) -> Fault:
@@ -243,6 +255,59 @@ def _flipped(scope: str) -> Callable[[Program], Ordeal | None]:
     return make
 
 
+LAST_S = 0.5
+"""A quarter of the detection budget: what was sent meanwhile is sent again in time, although TCP waits longer every time."""
+
+
+def _network(
+    make: Callable[[Program, str, tuple[str, ...]], Ordeal],
+    what: str,
+    needs: str = SPACES,
+    steps: int = LONG_STEPS,
+    load_s: float = LOAD_S,
+) -> Drill:
+    """Of the last node that trains; *make* is told its name and those of all others, of which the last has the coordinator.
+
+    On layouts of small processes: each host imports the framework for itself, and the network does not know what trains.
+    """
+
+    def made(program: Program) -> Ordeal | None:
+        if program.framework == "megatron":
+            return None
+        *others, head = host_names(program.nodes, 1)
+        node = others.pop()
+        ordeal = make(program, node, (*others, head))
+        return replace(ordeal, steps=steps, load_s=load_s)
+
+    return Drill(what=what, make=made, needs=needs)
+
+
+def _both(node: str, others: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    return tuple(pair for other in others for pair in ((node, other), (other, node)))
+
+
+def _cut(kind: str, lost: Callable[[str, tuple[str, ...]], tuple[tuple[str, str], ...]]) -> Callable[..., Ordeal]:
+    """The node is given up, and is said to have broken: whoever is not reached cannot say that it has not."""
+
+    def make(program: Program, node: str, others: tuple[str, ...]) -> Ordeal:
+        cut = Cut(kind=kind, node=node, step=STEP // 2, lost=lost(node, others))
+        return Ordeal(cuts=(cut,), truths=(_node(program.nodes - 1),))
+
+    return make
+
+
+def _short_cut(program: Program, node: str, others: tuple[str, ...]) -> Ordeal:
+    """Everybody waits, and nobody is given up."""
+    cut = Cut(kind="short-cut", node=node, step=STEP // 2, lost=_both(node, others), lasts_s=LAST_S)
+    return Ordeal(cuts=(cut,), harmless=True)
+
+
+def _slow_link(program: Program, node: str, others: tuple[str, ...]) -> Ordeal:
+    """Steps take longer, and nobody is given up. Snapshots may move apart, and need not: gradients take that link as well."""
+    cut = Cut(kind="slow-link", node=node, step=STEP // 2, kbit_per_s=SLOW_KBIT_PER_S, lasts_steps=SLOW_STEPS)
+    return Ordeal(cuts=(cut,), harmless=True, arguments=("--overhead-limit", "0.02"))
+
+
 def _raised_everywhere(program: Program) -> Ordeal:
     faults = tuple(_fault(program, "raise", "optimizer", slot) for slot in range(program.train.layout.slots))
     return Ordeal(inside=faults, exit_code=EXIT_USER_ERROR, truths=(Truth(verdict=Verdict.USER_ERROR),))
@@ -281,6 +346,30 @@ DRILLS: dict[str, Drill] = {
     "drain-no-spare": Drill(
         what="the same, and there is no spare",
         make=lambda program: _drain(program, 0, EXIT_REQUEUE, "0", "--spare-wait-s", "1"),
+    ),
+    "cut-node": _network(
+        _cut("cut-node", _both),
+        "nobody reaches a node, and it reaches nobody",
+        steps=0,  # All wait at once: as many as usual, if they last until the cut is made.
+        load_s=2 * LOAD_S,
+    ),
+    "cut-to-coordinator": _network(
+        _cut("cut-to-coordinator", lambda node, others: ((node, others[-1]),)),
+        "what a node sends to the coordinator is lost; its peers reach it",
+    ),
+    "cut-from-coordinator": _network(
+        _cut("cut-from-coordinator", lambda node, others: ((others[-1], node),)),
+        "what the coordinator sends to a node is lost; its peers reach it",
+    ),
+    "cut-from-peers": _network(
+        _cut("cut-from-peers", lambda node, others: _both(node, others[:-1])),
+        "a node and those it trains with do not reach each other; the coordinator reaches all",
+    ),
+    "short-cut": _network(_short_cut, f"nobody reaches a node for {LAST_S:g} s; nobody may be given up"),
+    "slow-link": _network(
+        _slow_link,
+        f"a node's link is narrowed to {SLOW_KBIT_PER_S // 1000} Mbit/s for {SLOW_STEPS} steps; nobody may be given up",
+        needs=f"{SPACES} and tc",
     ),
 }
 FAST = (
@@ -331,10 +420,11 @@ def job_of(cell: Cell, directory: Path, timeout_s: float) -> JobSpec:
         arguments += ("--kernel-log", str(strikes.kernel_log(directory / "job", "{node}")))
     if cell.ordeal.checkpoints:
         arguments += ("--checkpoint-dir", str(directory / "checkpoints"), "--checkpoint-interval", "2")
+    train = cell.program.train
     return JobSpec(
         directory=directory,
         framework=cell.program.framework,
-        train=cell.program.train,
+        train=replace(train, steps=cell.ordeal.steps or train.steps, load_s=cell.ordeal.load_s),
         nodes=cell.program.nodes,
         spares=cell.ordeal.spares,
         faults=cell.ordeal.inside,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 import torch
@@ -25,9 +26,21 @@ class ExactlyOnceLoader:
     A sample's id counts on from epoch to epoch, so that each id is planned for exactly one step of one rank.
     """
 
-    def __init__(self, shape: BatchShape, *, dp_rank: int, seed: int, device: torch.device | str = "cpu") -> None:
-        """*device* is where the microbatches go. UsageError if the text is too short for one global batch."""
+    def __init__(
+        self,
+        shape: BatchShape,
+        *,
+        dp_rank: int,
+        seed: int,
+        device: torch.device | str = "cpu",
+        load_s: float = 0.0,
+    ) -> None:
+        """*device* is where the microbatches go, *load_s* how many seconds those of a step take to come.
+
+        UsageError if the text is too short for one global batch.
+        """
         self._device = device
+        self._load_s = load_s
         self.shape = shape
         self.dp_rank = dp_rank
         self.seed = seed
@@ -43,6 +56,7 @@ class ExactlyOnceLoader:
 
     def next_step(self) -> tuple[list[Microbatch], list[int]]:
         """This rank's microbatches for the next step and the ids of their samples."""
+        time.sleep(self._load_s)
         ids = planned_ids(self.shape, self.position, self.dp_rank)
         self.position += 1
         rows = self._train[torch.tensor([self._index(sample) for sample in ids])].long()

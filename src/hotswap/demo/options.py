@@ -48,6 +48,7 @@ class Layout:
 class TrainOptions:
     """``out``: where evidence goes, none if empty. ``eval_every``: steps between evaluation losses, 0 for none.
 
+    ``load_s``: seconds that the data of a step takes to come, for jobs that have to last although there is little to compute.
     ``virtual_stages``: model chunks of each Megatron-Core pipeline stage, interleaved if there are several. ``compile``: the blocks
     of an FSDP2 model. What a program doesn't have it ignores.
     """
@@ -69,6 +70,7 @@ class TrainOptions:
     overlap: bool = False
     sequence_parallel: bool = False
     virtual_stages: int = 1
+    load_s: float = 0.0
     compile: bool = False
 
     def batch(self, dp_size: int, full_dp_size: int | None = None) -> BatchShape:

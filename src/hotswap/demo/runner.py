@@ -51,13 +51,17 @@ class JobSpec:
         return self.directory / "faults.jsonl"
 
     def command(self) -> list[str]:
-        """The ``hotswap run`` line."""
+        """The ``hotswap run`` line of a job on this machine."""
+        place = ("--standalone", "--log-dir", str(self.directory))
+        return [sys.executable, "-m", "hotswap.cli", *self.arguments(*place)]
+
+    def arguments(self, *place: str) -> list[str]:
+        """Of ``hotswap``, for one launcher of the job; *place* are its options for where it is and logs to."""
         framework = FRAMEWORKS[self.framework]
         nodes = f"{self.nodes}:{self.nodes + self.spares}" if self.spares else str(self.nodes)
         return [
-            *(sys.executable, "-m", "hotswap.cli", "run", "--standalone", "--nnodes", nodes),
-            *("--nproc-per-node", str(self.train.layout.slots // self.nodes)),
-            *("--rdzv-id", self.logs.name, "--log-dir", str(self.directory), "--redirects", "3"),
+            *("run", *place, "--nnodes", nodes, "--nproc-per-node", str(self.train.layout.slots // self.nodes)),
+            *("--rdzv-id", self.logs.name, "--redirects", "3"),
             *("--preload", f"torch,hotswap.session.session,{framework.module}"),
             # A snapshot of every step, also where eight workers share two cores.
             *("--spare-positions", str(self.nodes), "--overhead-limit", "0", *self.run_arguments),
@@ -210,8 +214,9 @@ def explain_failure(spec: JobSpec, events: Sequence[Mapping[str, Any]]) -> str:
 
 def _telling_log(spec: JobSpec, lines_max: int = 15) -> tuple[Path | None, list[str]]:
     """A worker's traceback first, it is the nearest to the cause; then the processes around it."""
-    workers = sorted(spec.logs.glob("*/gen*/slot*.err"), key=lambda path: path.stat().st_mtime)
-    others = [*sorted(spec.logs.glob("*/agent.log")), spec.logs / "coordinator.log", spec.logs / "fork-server.log"]
+    # Also of nodes that have a launcher of their own.
+    workers = sorted(spec.directory.rglob("gen*/slot*.err"), key=lambda path: path.stat().st_mtime)
+    others = [*sorted(spec.directory.rglob("agent.log")), spec.logs / "coordinator.log", spec.logs / "fork-server.log"]
     for path in [*workers, *others, spec.directory / "launcher.log"]:
         if path.exists() and "Traceback" in (text := path.read_text(errors="replace")):
             return path, text.strip().splitlines()[-lines_max:]

@@ -42,7 +42,7 @@ def main() -> None:
     seed_everything(options.seed)
     model, optimizer, scheduler = build(options, session.world_size, device)
     shape = options.batch(session.world_size, session.full_world_size)
-    loader = ExactlyOnceLoader(shape, dp_rank=session.slot, seed=options.seed, device=device)
+    loader = ExactlyOnceLoader(shape, dp_rank=session.slot, seed=options.seed, device=device, load_s=options.load_s)
     torch.manual_seed(options.seed + 1 + session.slot)  # equal weights, but every slot drops out its own neurons
     session.protect(model=model, optimizer=optimizer, scheduler=scheduler, loader=loader, total_steps=options.steps)
     place_in_torch(model, list(model.blocks), optimizer)

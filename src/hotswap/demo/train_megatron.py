@@ -221,7 +221,9 @@ def main() -> None:
     model = build_model(transformer_config(options), options)
     optimizer = build_optimizer(model, options)
     scheduler = build_scheduler(optimizer, options)
-    loader = ExactlyOnceLoader(options.batch(dp_size), dp_rank=dp_rank, seed=options.seed, device=training_device())
+    loader = ExactlyOnceLoader(
+        options.batch(dp_size), dp_rank=dp_rank, seed=options.seed, device=training_device(), load_s=options.load_s
+    )
     session.protect(model=model, optimizer=optimizer, scheduler=scheduler, loader=loader, total_steps=options.steps)
     place_in_megatron(model[0], decoder_layers(model[0]), optimizer)
     recorder = Recorder(options.out, session, dp_rank=dp_rank)
