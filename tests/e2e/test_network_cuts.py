@@ -69,9 +69,8 @@ def test_a_node_that_nobody_reaches_is_replaced_and_its_return_changes_nothing(
     assert nodes.launchers["b"].wait(DEADLINE_S) == 0
 
 
-@pytest.mark.parametrize(
-    "direction", ["to the coordinator", pytest.param("from the coordinator", marks=pytest.mark.full_matrix)]
-)
+@pytest.mark.full_matrix
+@pytest.mark.parametrize("direction", ["to the coordinator", "from the coordinator"])
 def test_a_node_that_is_cut_off_from_the_coordinator_in_one_direction_is_replaced(
     direction: str, nodes: Hosts, reference_of: Reference
 ) -> None:
