@@ -56,6 +56,7 @@ def assert_replaced(nodes: Hosts, began: float, within_s: float) -> Event:
     return lost
 
 
+@pytest.mark.full_matrix
 def test_a_node_that_nobody_reaches_is_replaced_and_its_return_changes_nothing(
     nodes: Hosts, reference_of: Reference
 ) -> None:
