@@ -6,44 +6,24 @@ import asyncio
 import contextlib
 import json
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
-import msgspec
 import pytest
+from command_kit import TOKEN, coordinator_of_job
 
 from hotswap.cli import main
-from hotswap.config import CoordinatorConfig
 from hotswap.core import messages as m
 from hotswap.core.commands import Drain
 from hotswap.wire.channels import control_codec
 from hotswap.wire.handshake import accept_link
 
-TOKEN = "0123456789abcdef0123456789abcdef"
-
 
 @pytest.fixture
 def logs(tmp_path: Path) -> Iterator[Path]:
     """The log directory of a job that waits for its nodes."""
-    config = CoordinatorConfig(
-        job_id="job", token=TOKEN, nodes_active=1, nodes_max=1, nproc_per_node=1, events_path=str(tmp_path / "events.jsonl")
-    )  # fmt: skip
-    command = [sys.executable, "-m", "hotswap.node.coordinator"]
-    with ExitStack() as stack:
-        process = stack.enter_context(
-            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        )
-        stack.callback(process.kill)
-        assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(msgspec.json.encode(config) + b"\n")
-        process.stdin.flush()
-        (tmp_path / "token").write_text(TOKEN + "\n")
-        about = {"host": "127.0.0.1", "port": json.loads(process.stdout.readline())["port"]}
-        (tmp_path / "job.json").write_text(json.dumps({**about, "token_file": str(tmp_path / "token")}))
+    with coordinator_of_job(tmp_path, nodes=1):
         yield tmp_path
 
 

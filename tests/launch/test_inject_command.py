@@ -5,48 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
+from command_kit import TOKEN, coordinator_of_job
 
 from hotswap.cli import main
-from hotswap.config import CoordinatorConfig
 from hotswap.core import messages as m
 from hotswap.core.types import Endpoint
 from hotswap.errors import HotswapError
 from hotswap.wire.channels import control_codec
 from hotswap.wire.handshake import open_link
-
-TOKEN = "0123456789abcdef0123456789abcdef"
-
-
-@contextlib.contextmanager
-def job(directory: Path, *, allow: bool = True) -> Iterator[subprocess.Popen[bytes]]:
-    """A coordinator process, and the files by which commands find it."""
-    config = CoordinatorConfig(
-        job_id="job", token=TOKEN, nodes_active=2, nodes_max=2, nproc_per_node=1,
-        events_path=str(directory / "events.jsonl"), allow_inject=allow,
-    )  # fmt: skip
-    command = [sys.executable, "-m", "hotswap.node.coordinator"]
-    with ExitStack() as stack:
-        process = stack.enter_context(
-            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        )
-        stack.callback(process.kill)
-        assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(msgspec.json.encode(config) + b"\n")
-        process.stdin.flush()
-        (directory / "token").write_text(TOKEN + "\n")
-        about = {"host": "127.0.0.1", "port": json.loads(process.stdout.readline())["port"]}
-        (directory / "job.json").write_text(json.dumps({**about, "token_file": str(directory / "token")}))
-        yield process
 
 
 class Agent(threading.Thread):
@@ -84,7 +55,7 @@ class Agent(threading.Thread):
 
 
 def test_what_was_struck_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with job(tmp_path), Agent(tmp_path, pids=(41, 42)) as agent:
+    with coordinator_of_job(tmp_path, nodes=2, allow_inject=True), Agent(tmp_path, pids=(41, 42)) as agent:
         assert main(["inject", str(tmp_path), "drain", "--node", "a"]) == 0
         assert capsys.readouterr().out == "a node is told to leave, as by a scheduler: a#1, processes 41, 42\n"
         assert main(["inject", str(tmp_path), "drain", "--node", "a#1", "--json"]) == 0
@@ -100,14 +71,17 @@ def test_what_was_struck_is_printed(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_the_coordinator_is_gone_when_the_command_returns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with job(tmp_path) as process:
+    with coordinator_of_job(tmp_path, nodes=2, allow_inject=True) as process:
         assert main(["inject", str(tmp_path), "coordinator"]) == 0
         assert process.wait(10) == -9
     assert capsys.readouterr().out == f"the coordinator is killed: the coordinator, process {process.pid}\n"
 
 
 def test_what_is_not_known_is_said_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with job(tmp_path), Agent(tmp_path, pids=(41,), refusal="process 41 hangs"):
+    with (
+        coordinator_of_job(tmp_path, nodes=2, allow_inject=True),
+        Agent(tmp_path, pids=(41,), refusal="process 41 hangs"),
+    ):
         assert main(["inject", str(tmp_path), "drain", "--node", "a"]) == 1
     said = capsys.readouterr().out
     assert said == "a#1, process 41: a#1: process 41 hangs; look at the event log before you try again\n"
@@ -123,20 +97,20 @@ def test_what_is_not_known_is_said_with_1(tmp_path: Path, capsys: pytest.Capture
 def test_a_victim_that_is_not_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
 ) -> None:
-    with job(tmp_path):
+    with coordinator_of_job(tmp_path, nodes=2, allow_inject=True):
         assert main(["inject", str(tmp_path), *arguments]) == 2
     assert said in capsys.readouterr().err
 
 
 def test_a_job_that_was_not_started_for_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with job(tmp_path, allow=False) as process:
+    with coordinator_of_job(tmp_path, nodes=2, allow_inject=False) as process:
         assert main(["inject", str(tmp_path), "coordinator"]) == 2
         assert process.poll() is None
     assert "they need --allow-inject, on 'hotswap run'" in capsys.readouterr().err
 
 
 def test_another_jobs_token_is_refused_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with job(tmp_path):
+    with coordinator_of_job(tmp_path, nodes=2, allow_inject=True):
         (tmp_path / "token").write_text("f" * 32)
         assert main(["inject", str(tmp_path), "coordinator"]) == 1
         assert "token" in capsys.readouterr().err

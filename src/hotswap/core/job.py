@@ -110,6 +110,12 @@ class Job:
         free = self.floor if generation > self.recorded else 0
         self.newest_generation = max(self.newest_generation, generation, free - 1)
 
+    def next_generation(self) -> Generation:
+        """A number for the next membership; it is used up by that."""
+        present = self.membership.generation if self.membership is not None else 0
+        self.newest_generation = max(self.newest_generation, present) + 1
+        return self.newest_generation
+
     def forget(self) -> None:
         """What was believed of the present generation is worth nothing: another coordinator has gone on elsewhere."""
         self.recovery = self.plan = self.committed = self.trouble = self.waiting = self.suspicion = None
@@ -161,9 +167,8 @@ class Job:
         """The first membership."""
         # Who is to leave comes last; it is drained once the job trains.
         order = sorted(self.roster, key=lambda node: node in self.roster.leaving)
-        self.newest_generation += 1
         places = tuple(order[: self.limits.nodes_active])
-        self.membership = Membership(generation=self.newest_generation, places=places, width=self.limits.width)
+        self.membership = Membership(generation=self.next_generation(), places=places, width=self.limits.width)
         self.record("job_started", {"nodes": [*order], "width": self.limits.width})
         self.fence(frozenset(self.membership.slots), "start", now)
 
@@ -218,8 +223,7 @@ class Job:
 
     def _replace(self, fills: dict[int, NodeId]) -> None:
         before = self.current
-        self.newest_generation = max(self.newest_generation, before.generation) + 1
-        self.membership = before.replace(fills, self.newest_generation)
+        self.membership = before.replace(fills, self.next_generation())
         for position, node in fills.items():
             self.roster.promote(node)
             hot = self.roster.has_built(node, before.slots_at(position)) == before.width

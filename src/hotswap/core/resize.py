@@ -105,10 +105,9 @@ def _has_checkpoint(job: Job) -> bool:
 def _resize(job: Job, places: Sequence[NodeId], reason: str, now: float) -> None:
     """The next generation has other slots: nothing that is known of the present ones is about them."""
     before = job.current
-    job.newest_generation = max(job.newest_generation, before.generation) + 1
     job.leave(now)
-    job.size_since = job.newest_generation
-    job.membership = Membership(generation=job.newest_generation, places=tuple(places), width=before.width)
+    job.size_since = job.next_generation()
+    job.membership = Membership(generation=job.size_since, places=tuple(places), width=before.width)
     nodes: list[Scalar] = [*places]
     job.record("job_resized", {"before": len(before.places), "now": len(places), "places": nodes, "reason": reason})
     job.roster.resize()

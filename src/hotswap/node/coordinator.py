@@ -413,8 +413,7 @@ def limits_of(config: CoordinatorConfig) -> Limits:
         respawns_max=config.respawns_max,
         spare_first=config.spare_first,
         halt_s=config.timing.halt_s,
-        # Whoever asks for a smaller job has storage, which a coordinator on a host of its own need not see.
-        checkpoints=config.checkpoint_dir is not None or config.nodes_min > 0,
+        checkpoints=config.checkpoint_dir is not None,
         nodes_min=config.nodes_min,
         replicas=config.replicas,
         evict_slow=config.evict_slow,

@@ -63,14 +63,14 @@ class Budget:
         with ThreadPoolExecutor(max(1, count), thread_name_prefix="hotswap-memory") as pool:
             making = [pool.submit(MemoryFile.create, name, max(1, nbytes)) for _ in range(count)]
         made = [future.result() for future in making if future.exception() is None]
-        if len(made) < count:
+        for error in filter(None, (future.exception() for future in making)):
             for memory in made:
                 memory.close()
-        files = [future.result() for future in making]
+            raise error
         with self._lock:
-            self.bytes_reserved += sum(memory.nbytes for memory in files)
+            self.bytes_reserved += sum(memory.nbytes for memory in made)
             self.bytes_peak = max(self.bytes_peak, self.bytes_reserved)
-        return [Buffer(memory) for memory in files]
+        return [Buffer(memory) for memory in made]
 
     def close(self, buffer: Buffer) -> None:
         """Free a buffer."""
