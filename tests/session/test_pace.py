@@ -35,11 +35,23 @@ def test_the_smallest_interval_whose_waiting_is_within_the_limit(latency: float,
         assert waiting[0] > limit >= waiting[1]
 
 
-@pytest.mark.parametrize(("stall", "expected"), [(0.0, 1), (0.1, 1), (0.25, 3), (100.0, INTERVAL_MAX)])
-def test_a_device_that_waits_for_its_copy_waits_within_the_limit(stall: float, expected: int) -> None:
-    pace = measured(Pace(minimum=1, limit=0.1), step=1.0, lead=0.8, latency=0.1)
+@pytest.mark.parametrize(
+    ("limit", "copy", "stall", "expected"),
+    [
+        (0.1, 0.5, 0.0, 1),
+        (0.1, 0.1, 0.1, 1),
+        (0.1, 0.25, 0.25, 3),
+        (0.1, 100.0, 100.0, INTERVAL_MAX),
+        (0.001, 0.39, 0.0, 10),  # steps beside the copy take a hundredth longer
+        (0.001, 0.394, 0.004, 14),  # both together
+    ],
+)
+def test_what_copies_cost_the_device_is_within_the_limit(
+    limit: float, copy: float, stall: float, expected: int
+) -> None:
+    pace = measured(Pace(minimum=1, limit=limit), step=1.0, lead=0.8, latency=0.1)
     for _ in range(SAMPLES):
-        pace.note_stall(stall)
+        pace.note_copy(copy, stall)
     assert pace.proposal() == expected
 
 

@@ -105,7 +105,7 @@ def parser() -> argparse.ArgumentParser:
         type=float,
         default=OVERHEAD_LIMIT,
         metavar="SHARE",
-        help="share of the time that may go into waiting for replicas before snapshots are made further apart; 0: any",
+        help="share of the time that waiting for replicas and copying may cost before snapshots are made further apart; 0: any",
     )
     group.add_argument(
         "--integrity-every",

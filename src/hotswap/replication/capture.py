@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -48,6 +48,7 @@ class Capture:
         self._check: object = None
         self._views: dict[tuple[int, int], list[torch.Tensor]] = {}
         self._stream: torch.cuda.Stream | None = None
+        self._begun: torch.cuda.Event | None = None
         self._copied: torch.cuda.Event | None = None
         self._fenced: torch.cuda.Event | None = None
         self._lanes: tuple[list[int], ...] = ()
@@ -124,13 +125,15 @@ class Capture:
             self._fenced = self._fenced or stream.record_event(_timed())
             stream.wait_event(self._copied)
 
-    def fence_s(self) -> float | None:
-        """Seconds that the device stood still at the first `fence` after the last `write`; None as long as they are unknown."""
-        copied: Any = self._copied
-        fenced: Any = self._fenced
+    def copy_s(self) -> tuple[float, float] | None:
+        """Seconds that the device took to copy the last `write` aside, and stood still for that at the first `fence` after it.
+
+        None as long as they are unknown.
+        """
+        begun, copied, fenced = (cast("Any", event) for event in (self._begun, self._copied, self._fenced))
         if copied is None or fenced is None or not (copied.query() and fenced.query()):
             return None
-        return max(0.0, float(fenced.elapsed_time(copied)) / 1000)
+        return float(begun.elapsed_time(copied)) / 1000, max(0.0, float(fenced.elapsed_time(copied)) / 1000)
 
     def _copy_out(self, targets: list[torch.Tensor]) -> None:
         on_host, on_stream, aside = self._lanes
@@ -142,6 +145,7 @@ class Capture:
             self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
+            self._begun = self._stream.record_event(_timed())
             self._copy(aside, targets)
             self._copied, self._fenced = self._stream.record_event(_timed()), None
 

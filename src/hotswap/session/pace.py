@@ -2,8 +2,9 @@
 
 A slot whose replica is late waits for it before it overwrites the snapshot before. With snapshots *k* steps apart a replica has
 ``k - 1`` whole steps and the part of a step up to the commit gate to arrive in. Every slot proposes the smallest *k* at which its
-own waiting stays within the limit; the commit gate, which all pass, tells all of them the largest. A device that has to wait with
-its update until the copy of its state is done waits as well, once in *k* steps.
+own waiting stays within the limit; the commit gate, which all pass, tells all of them the largest. What a copy costs the device
+counts as well, once in *k* steps: it may have to wait with its update until the copy of its state is done, and kernels that run
+beside a copy share the device's memory with it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ INTERVAL_MAX = 64
 SAMPLES = 8
 """Medians are of so many: one slow step, or one late replica, changes nothing."""
 SAMPLES_MIN = 3
+COPY_SHARE = 0.025
+"""Of the time that a copy takes, the steps beside it are longer by so much: 1 to 2 ms for 3.6 GB, which take 66 ms, on an H200.
+Measured (docs/performance.md, Overhead on GPUs); too little to be seen in a few steps of a training that is not a benchmark."""
 PATIENCE = 16
 """So many proposals in a row must be smaller before the interval shrinks: going back and forth would help nobody."""
 
@@ -24,14 +28,14 @@ class Pace:
     """One slot's measurements and what follows from them. Times in seconds."""
 
     def __init__(self, *, minimum: int, limit: float) -> None:
-        """*minimum*: steps between snapshots, at least. *limit*: share of the time that may go into waiting; 0: any."""
+        """*minimum*: steps between snapshots, at least. *limit*: share of the time that it may cost; 0: any."""
         self.minimum = minimum
         self.limit = limit
         self.interval = minimum
         self._steps: deque[float] = deque(maxlen=SAMPLES)
         self._leads: deque[float] = deque(maxlen=SAMPLES)
         self._latencies: deque[float] = deque(maxlen=SAMPLES)
-        self._stalls: deque[float] = deque(maxlen=SAMPLES)
+        self._copies: deque[float] = deque(maxlen=SAMPLES)
         self._smaller = 0
 
     def restart(self) -> None:
@@ -48,20 +52,20 @@ class Pace:
         """From the begin of a snapshot to its acknowledgement."""
         self._latencies.append(max(0.0, latency_s))
 
-    def note_stall(self, stall_s: float) -> None:
-        """How long the device waited for the copy of a snapshot."""
-        self._stalls.append(stall_s)
+    def note_copy(self, copy_s: float, stall_s: float) -> None:
+        """How long the copy of a snapshot took, and how much of that the device only waited for it."""
+        self._copies.append(stall_s + COPY_SHARE * (copy_s - stall_s))
 
     def proposal(self) -> int:
-        """Smallest interval at which this slot waits no more than the limit allows."""
+        """Smallest interval at which protection costs this slot no more than the limit allows."""
         if not self.limit or min(len(self._steps), len(self._latencies)) < SAMPLES_MIN:
             return self.interval
         step, lead = statistics.median(self._steps), statistics.median(self._leads)
         late = statistics.median(self._latencies) - lead
         # Waiting late - (k - 1) * step once in k steps must not exceed limit * k * step.
         needed = math.ceil((late + step) / (step * (1 + self.limit))) if late > self.limit * step else 1
-        stalled = math.ceil(statistics.median(self._stalls) / (step * self.limit)) if self._stalls else 1
-        wanted = min(max(needed, stalled, self.minimum), INTERVAL_MAX)
+        copied = math.ceil(statistics.median(self._copies) / (step * self.limit)) if self._copies else 1
+        wanted = min(max(needed, copied, self.minimum), INTERVAL_MAX)
         if wanted >= self.interval:
             self._smaller = 0
             return wanted

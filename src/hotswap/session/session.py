@@ -320,8 +320,8 @@ class Session:
             self._running = not self._boundary.stand_still(self._link, wait_acked, self.generation, halt_s)
 
     def _write_snapshot(self, step: Step) -> Written:
-        if (stall_s := self._state().fence_s()) is not None:
-            self._pace.note_stall(stall_s)
+        if (copy_s := self._state().copy_s()) is not None:
+            self._pace.note_copy(*copy_s)
         self._snapshot_at = time.monotonic()
         return self._snapshots.write(self.generation, step)
 
