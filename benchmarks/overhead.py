@@ -10,7 +10,8 @@ cost is shown by collective_cost.py. A protected block begins with so many untim
 beside the copying and sending of snapshots from its first timed step on; one without begins when the last replica has arrived, with
 one untimed step. Only the stream that computes is waited for at the end of a block: waiting for the whole device would
 measure the copy. With --parts there are two more kinds of blocks, which say where the time goes: `gate`, attempts and
-commit gates but no snapshot, and `copy`, snapshots as well but nothing sent.
+commit gates but no snapshot, and `copy`, snapshots as well but nothing sent. What the training thread does itself is timed aside
+(`host`): of that, the gate is on the way of a device that has nothing to do meanwhile, if the script has just waited for it.
 
 Both "nodes" are on this machine, and replicas travel by TCP over its loopback. Where they are slower than steps, snapshots move
 apart until waiting is within --overhead-limit; how far is in the table. On CPUs the ratio says little: copy and training
@@ -29,6 +30,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,9 +41,11 @@ from hotswap.session.pace import PATIENCE, SAMPLES, SAMPLES_MIN
 
 CONFIDENCE = 0.95
 RESAMPLES = 4000
+HOST_STEPS_MIN = 20
 WORKER_S_MAX = 400
 SOCKETS = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo"}
 PARTS = ("gate", "copy")
+HOST = {"_enter": "begin", "_pass_gate": "gate", "_exit": "end"}
 SIZES = ("layers", "width", "tokens", "rows", "microbatches")
 
 
@@ -128,6 +132,8 @@ def row(result: dict[str, Any]) -> str:
         f"  [{low:.4f}, {high:.4f}]{result['median']:8.4f}  [{lower:.4f}, {upper:.4f}]{result['stall_ms_per_step']:10.2f}{result['device_extra_mb']:8.1f}"
         f"{result['host_mb']:9.1f}"
         + "".join(f"\n  only {kind}: {part_row(part)}" for kind, part in result["parts"].items())
+        + "\n  host, microseconds: "
+        + ", ".join(f"{name} {spent:.0f}" for name, spent in result["host_us"].items())
     )
 
 
@@ -314,6 +320,35 @@ class Meter:
         del durable
         self.session._mailbox.acked = written.step
 
+    def host(self, steps: int) -> dict[str, float]:
+        """Microseconds of the training thread in each of the session's parts of a step, medians; those with a snapshot apart."""
+        session = self.session
+        spent: dict[str, float] = defaultdict(float)
+        found: dict[str, list[float]] = defaultdict(list)
+
+        def timed(name: str) -> Callable[..., Any]:
+            inner = getattr(session, name)
+
+            def call(*arguments: Any) -> Any:
+                began = time.perf_counter()
+                result = inner(*arguments)
+                spent[name] += 1e6 * (time.perf_counter() - began)
+                return result
+
+            return call
+
+        with contextlib.ExitStack() as patches:
+            for name in HOST:
+                patches.enter_context(mock.patch.object(session, name, timed(name)))
+            for _ in range(steps):
+                before = session._snapshot_step
+                spent.clear()
+                self.protected()
+                for name, microseconds in spent.items():
+                    with_snapshot = name == "_exit" and session._snapshot_step != before
+                    found[HOST[name] + (", snapshot" if with_snapshot else "")].append(microseconds)
+        return {name: statistics.median(values) for name, values in found.items()}
+
     def peak(self, step: Callable[[], None]) -> int:
         """Bytes of device memory in use at most during a step."""
         if not self.on_gpu:
@@ -350,6 +385,7 @@ def work(order: dict[str, Any]) -> None:
         times.append(found["bare"] / steps)
         for kind, values in ratios.items():
             values.append(found[kind] / found["bare"])
+    host = meter.host(max(2 * steps, HOST_STEPS_MIN))
     extra = meter.peak(meter.protected) - meter.peak(meter.bare)
     if session.slot == 0:
         layout = session._state().plan()
@@ -366,6 +402,7 @@ def work(order: dict[str, Any]) -> None:
             **summary(ratios["protected"]),
             "stall_ms_per_step": statistics.fmean(stalls) / steps * 1e3,
             "device_extra_mb": extra / 1e6,
+            "host_us": host,
             "parts": {kind: summary(ratios[kind]) for kind in kinds[2:]},
         }
         Path(order["out"]).write_text(json.dumps(result))
