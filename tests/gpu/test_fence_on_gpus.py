@@ -137,15 +137,16 @@ def test_the_main_thread_parks_and_a_spare_takes_the_place(case: Callable[[SlotP
             process.barrier("connected")
             watch = process.watch(1, threading.Event(), deadline_s=PARK_DEADLINE_S)
             timing = _run_until_stopped(process, step)
-            parked_at = time.monotonic()
             report = watch.park()
             assert report.parked, report
-            timing |= {"parked_ms": round(report.ms, 1), "to_end_ms": round((time.monotonic() - parked_at) * 1e3, 1)}
+            timing["parked_ms"] = round(report.ms, 1)
             process.groups.detach()
         timing["connect_ms"] = round(process.groups.connect(2, process.values).ms, 1)
         sums = _use(process)
         process.groups.gate()
+        began = time.monotonic()
         process.groups.retire().join()
+        timing["still_aborting_ms"] = round((time.monotonic() - began) * 1e3, 1)
         process.barrier("end")
         return [sums, timing]
 
