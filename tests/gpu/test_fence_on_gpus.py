@@ -2,15 +2,18 @@
 
 Needs two CUDA devices: ``python -m pytest -m gpu tests/gpu/test_fence_on_gpus.py -s`` also prints, for each case, the time
 from the begin of the fence until the main thread had parked, with groups that refuse and, for comparison, without. Of that,
-the first 50 ms are the time that all slots get to come to a safe point.
+the first 50 ms are the time that all slots get to come to a safe point. Where its threads stood meanwhile is printed as well.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +32,7 @@ STEPS_BEFORE = 5
 """Of the victim, after which it dies."""
 PARK_DEADLINE_S = 20.0
 LAYERS = 8
+SAMPLE_S = 0.01
 
 pytestmark = [
     pytest.mark.gpu,
@@ -97,7 +101,9 @@ def neighbours(process: SlotProcess) -> Step:
 
     def step() -> None:
         for _ in range(20):
-            dist.batch_isend_irecv([dist.P2POp(dist.isend, sent, peer), dist.P2POp(dist.irecv, received, peer)])
+            both = [dist.P2POp(dist.isend, sent, peer), dist.P2POp(dist.irecv, received, peer)]
+            for work in dist.batch_isend_irecv(both):
+                work.wait()  # makes the stream wait, not this thread
 
     return step
 
@@ -119,8 +125,45 @@ def fsdp2(process: SlotProcess) -> Step:
     return step
 
 
+def ddp(process: SlotProcess) -> Step:
+    """Its reducer begins operations in C++, where nothing refuses: shows what that costs."""
+    model = nn.Sequential(*(nn.Linear(512, 512, device=process.device) for _ in range(LAYERS)))
+    replicated = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1)
+    batch = torch.ones(64, 512, device=process.device)
+
+    def step() -> None:
+        loss = replicated(batch).square().mean()
+        loss.backward()
+        loss.item()
+
+    return step
+
+
+class Sampler(threading.Thread):
+    """Looks where all other threads are, from the begin of the fence until the main thread has parked."""
+
+    def __init__(self, process: SlotProcess, parked: threading.Event) -> None:
+        super().__init__(daemon=True)
+        self._stop_flag, self._parked = process.groups._stop, parked
+        self._seen: Counter[str] = Counter()
+        self.start()
+
+    def run(self) -> None:
+        self._stop_flag.wait()
+        others = {thread.ident for thread in threading.enumerate() if thread is not threading.main_thread()}
+        while not self._parked.wait(SAMPLE_S):
+            for ident, frame in sys._current_frames().items():
+                if ident not in others:
+                    code = frame.f_code
+                    self._seen[f"{Path(code.co_filename).name}:{frame.f_lineno} {code.co_name}"] += 1
+
+    def where(self) -> dict[str, int]:
+        """How often a thread was seen at the most frequent places; a sample each 10 ms."""
+        return dict(self._seen.most_common(4))
+
+
 @pytest.mark.parametrize("refusing", [True, False], ids=["refusing", "as-before"])
-@pytest.mark.parametrize("case", [small_operations, waiting_for_the_device, in_backward, neighbours, fsdp2])
+@pytest.mark.parametrize("case", [small_operations, waiting_for_the_device, in_backward, neighbours, fsdp2, ddp])
 def test_the_main_thread_parks_and_a_spare_takes_the_place(case: Callable[[SlotProcess], Step], refusing: bool) -> None:
     def main(process: SlotProcess) -> Any:
         if not refusing:
@@ -135,11 +178,13 @@ def test_the_main_thread_parks_and_a_spare_takes_the_place(case: Callable[[SlotP
             step()
             torch.cuda.synchronize(process.device)
             process.barrier("connected")
-            watch = process.watch(1, threading.Event(), deadline_s=PARK_DEADLINE_S)
+            parked = threading.Event()
+            sampler = Sampler(process, parked)
+            watch = process.watch(1, parked, deadline_s=PARK_DEADLINE_S)
             timing = _run_until_stopped(process, step)
             report = watch.park()
             assert report.parked, report
-            timing["parked_ms"] = round(report.ms, 1)
+            timing |= {"parked_ms": round(report.ms, 1), "seen_in": sampler.where()}
             process.groups.detach()
         timing["connect_ms"] = round(process.groups.connect(2, process.values).ms, 1)
         sums = _use(process)
