@@ -21,6 +21,7 @@ from hotswap.comm.gloo import REBUILD, GlooAdapter, GlooLink
 from hotswap.comm.meeting import DeadlineMeeting
 from hotswap.comm.plug import Plug
 from hotswap.comm.port import AbortReport, Adapter, ConnectReport, GroupSpec, Link, Rendezvous
+from hotswap.comm.refusal import Refusal
 from hotswap.comm.rouse import rouse
 from hotswap.comm.transports import JoinedLink, Transports
 from hotswap.core.keep import GroupState
@@ -36,6 +37,8 @@ CONTROL_KEY = "hotswap.control"
 CONNECT_TIMEOUT_S = 60.0
 PARK_GRACE_S = 0.02
 """How long a main thread may take to park once its own groups are shut, before all others are shut as well."""
+REFUSE_GRACE_S = 0.005
+"""How long a main thread may take to run into groups that refuse, and out of an operation it has begun, before they are shut."""
 ROUSE_INTERVAL_S = 0.05
 """How often a main thread that has not parked, all its groups being shut, is freed from operations that gloo forgot."""
 RETIRE_THREAD = "hotswap-retire"
@@ -80,6 +83,7 @@ class Groups:
         self._connect_timeout_s = connect_timeout_s
         self._device = device
         self._plug = Plug(DEVICES, backends_max=1 if device is None else 2, allow_release=allow_release)
+        self._refusal = Refusal()
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._created: list[Any] = []
@@ -245,7 +249,8 @@ class Groups:
 
         First the stop flag, then *settle_s* for every slot to run into a safe point or a blocking operation: a rank that
         is writing when its connection goes down may not notice. Then the groups of *replaced* slots are shut, and all
-        others only when the main thread does not park within *grace_s* after that.
+        others only when the main thread does not park within *grace_s* after that. Groups refuse new operations before
+        they are shut (see ``refusal``), until ``detach``.
         """
         began = time.monotonic()
         self._stop.set()
@@ -253,9 +258,9 @@ class Groups:
         with self._lock:
             links = dict(self._links)
         first = {key for key, link in links.items() if replaced.intersection(link.spec.members)}
-        aborted = self._shut(links, first)
+        aborted = self._shut(links, first, parked)
         if not parked.wait(min(grace_s, deadline_s)):
-            aborted |= self._shut(links, set(links) - first)
+            aborted |= self._shut(links, set(links) - first, parked)
         roused = self._wait_parked(parked, began + settle_s + deadline_s)
         return AbortReport(aborted=aborted, parked=parked.is_set(), roused=roused, ms=(time.monotonic() - began) * 1e3)
 
@@ -308,6 +313,7 @@ class Groups:
         """Turn all groups but those in *keep* into local no-ops, forget half-made operations, clear the stop flag."""
         recorded = self._live()
         dropped = [item for item in recorded if item.spec.key not in keep]
+        self._refusal.lift()
         self._plug.put([(item.group, _detached(item.spec.rank, len(item.spec.members))) for item in dropped])
         with self._lock:
             gone = [key for key in self._links if key not in keep]
@@ -362,8 +368,11 @@ class Groups:
             roused += rouse(threading.main_thread().ident or 0, p2p.newest())
         return roused
 
-    def _shut(self, links: dict[str, Link], keys: set[str]) -> frozenset[str]:
+    def _shut(self, links: dict[str, Link], keys: set[str], parked: threading.Event) -> frozenset[str]:
         assert self._adapter is not None
+        if not parked.is_set():
+            self._refusal.begin(item.group for item in self._live() if item.spec.key in keys)
+            parked.wait(REFUSE_GRACE_S)
         self._adapter.abort([links[key] for key in keys])
         return frozenset(keys)
 
