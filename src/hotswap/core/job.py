@@ -98,6 +98,11 @@ class Job:
         return self.recovery
 
     @property
+    def hears_nodes(self) -> bool:
+        """Whether there was a coordinator before this one, and nodes that it knew may not have been heard yet."""
+        return self.phase is Phase.RECOLLECTING or (self.phase is Phase.FORMING and self.recorded > 0)
+
+    @property
     def superseded(self) -> bool:
         """Whether the log tells of a later generation than the one that is known: it was planned and may have trained."""
         return self.current.generation < self.planned_generation
