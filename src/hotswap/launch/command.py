@@ -104,8 +104,9 @@ class _Unanswered(PeerUnreachable):
 
 
 def _not_leading(address: Address, said: m.Follow) -> PeerUnreachable:
-    named = f"{said.host}:{said.port} does" if said.host else "no other one does yet"
-    return PeerUnreachable(f"{address[0]}:{address[1]} does not lead and says that {named}")
+    if said.host:
+        return PeerUnreachable(f"{address[0]}:{address[1]} does not lead and says that {said.host}:{said.port} does")
+    return PeerUnreachable(f"{address[0]}:{address[1]} cannot decide now and knows of nobody who can")
 
 
 async def _exchange(address: Address, token: str, command: Any, patience_s: float) -> object:
