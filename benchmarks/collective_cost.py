@@ -124,7 +124,8 @@ def entered_functions(group: Any, device: torch.device) -> list[str]:
 
     def note(frame: Any, event: str, argument: Any) -> None:
         if event == "call":
-            entered.append(f"{Path(frame.f_code.co_filename).name}:{frame.f_code.co_qualname}")
+            code = frame.f_code
+            entered.append(f"{Path(code.co_filename).name}:{code.co_firstlineno} {code.co_name}")
         elif event == "c_call":
             entered.append(f"C {argument.__qualname__}")
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,8 @@ class FakeJob:
 
     def _sleep(self, stack: ExitStack, group: int = 0, output: Path | None = None) -> subprocess.Popen[bytes]:
         target: Any = stack.enter_context(output.open("wb")) if output else subprocess.DEVNULL
-        process = subprocess.Popen(["sleep", "600"], stdout=target, process_group=group)
+        join = partial(os.setpgid, 0, group)
+        process = subprocess.Popen(["sleep", "600"], stdout=target, preexec_fn=join)  # noqa: PLW1509 (one thread)
         stack.callback(process.wait)
         stack.callback(process.kill)
         return process

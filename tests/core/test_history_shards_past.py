@@ -89,6 +89,17 @@ def test_no_more_hosts_are_barred_than_can_have_a_fault_of_their_own() -> None:
     assert machine.job.counsel.excluded["n1"] == "broken"
 
 
+def test_a_coordinator_knows_that_there_are_nodes_that_it_has_not_heard_yet() -> None:
+    limits = Limits(nodes_active=2, nodes_max=2, width=1)
+    assert not Coordinator(limits, 0.0).job.hears_nodes, "the first one of a job waits for its nodes"
+    machine = Coordinator(limits, 0.0, Past(generation=3))
+    assert machine.job.hears_nodes
+    machine.handle(register("a", generation=3, places=("a", "b")), 1.0)
+    assert machine.job.hears_nodes
+    machine.handle(register("b", generation=3, places=("a", "b")), 1.0)
+    assert not machine.job.hears_nodes
+
+
 def test_an_empty_log_tells_nothing() -> None:
     assert recall([]) == Past()
 

@@ -22,6 +22,7 @@ import json, os, signal, subprocess, sys, time
 from pathlib import Path
 directory = Path(sys.argv[1]); logs = directory / "job"
 logs.mkdir(parents=True)
+(directory / "place").write_text(f"{os.getpid()} {os.getpgrp()} {os.getsid(0)}")
 children = {name: subprocess.Popen(["sleep", "60"], start_new_session=True) for name in ("coordinator", "node2")}
 def leave(code):
     for child in children.values():
@@ -116,6 +117,13 @@ def test_a_job_that_does_not_end_is_ended(tmp_path: Path) -> None:
         run_job(spec)
     assert (spec.directory / "asked").exists()
     assert _left(spec) == []
+
+
+def test_the_terminal_interrupts_the_demonstration_alone(tmp_path: Path) -> None:
+    run_job(FakeJob(directory=tmp_path / "run"))
+    pid, group, session = map(int, (tmp_path / "run" / "place").read_text().split())
+    assert group == pid != os.getpgrp()
+    assert session == os.getsid(0), "a fork server that several jobs share may have workers in its agents' groups"
 
 
 def test_an_interruption_ends_the_job(tmp_path: Path) -> None:

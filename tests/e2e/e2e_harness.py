@@ -246,7 +246,7 @@ class Job:
             time.sleep(POLL_S)
 
     def described(self) -> dict[str, Any]:
-        """Where its coordinator is, and its token."""
+        """Where its coordinators are, and its token."""
         return dict(json.loads((self.logs / "job.json").read_text()))
 
     def pids(self) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
@@ -80,6 +82,22 @@ def test_the_leader_is_killed_and_a_node_after_it(begin: Begin, reference_of: Re
     took = lose_a_node(job)
     assert took < 10.0, job.story()
     finish(job, plane, reference_of, recoveries=1)
+
+
+@pytest.mark.full_matrix
+def test_a_node_is_drained_while_the_coordinator_that_was_named_first_is_gone(
+    begin: Begin, reference_of: Reference
+) -> None:
+    job, plane = begin()
+    train(job)
+    killed = plane.servers[0]
+    killed.kill()
+    command = [sys.executable, "-m", "hotswap.cli", "drain", str(job.logs), "node1", "--wait", "60"]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    assert (said.returncode, said.stdout) == (0, "node1 has left\n"), said
+    outcome = finish(job, plane, reference_of, recoveries=1)
+    assert [event["node"] for event in outcome.named("node_drained")] == ["node1#1"]
+    assert outcome.named("recovery_done")[-1]["redone_steps"] == 0, outcome.story
 
 
 @pytest.mark.full_matrix

@@ -64,10 +64,11 @@ def kept(job: Job, durable: Path) -> tuple[int, Path]:
 def another_node(job: Job) -> Iterator[None]:
     """It joins the running job, as from another machine."""
     described = job.described()
+    [(host, port)] = described["coordinators"]
     command = [
         *(sys.executable, "-m", "hotswap.cli", "run", "--nnodes", f"{job.cell.program.nodes}"),
         *("--nproc-per-node", str(job.cell.program.width), "--node-name", "late", "--rdzv-id", "job"),
-        *("--coordinator", f"{described['host']}:{described['port']}", "--token-file", str(described["token_file"])),
+        *("--coordinator", f"{host}:{port}", "--token-file", str(described["token_file"])),
         *("--detection-budget-s", "30", "--overhead-limit", "0", "--log-dir", str(job.directory)),
         *job.cell.run_arguments,
         *job.cell.script,

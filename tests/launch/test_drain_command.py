@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from command_kit import TOKEN, coordinator_of_job
+from command_kit import TOKEN, coordinator_of_job, describe_job, port_of
 
 from hotswap.cli import main
 from hotswap.core import messages as m
-from hotswap.core.commands import Drain
+from hotswap.core.commands import Drain, Inject
 from hotswap.wire.channels import control_codec
 from hotswap.wire.handshake import accept_link
 
@@ -49,14 +48,22 @@ def test_no_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 class Standby(threading.Thread):
-    """A coordinator that does not lead: it names the one at *leader*, or itself for ever."""
+    """A coordinator that does not lead: it names the one at *leader*, or none; or hangs up when it has been told."""
 
-    def __init__(self, leader: int | None) -> None:
+    def __init__(self, leader: int | None = None, *, silent: bool = False) -> None:
         super().__init__(daemon=True)
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = self.listener.getsockname()[1]
-        self.leader = leader or self.port
+        self.says = m.Follow(term=1, host="127.0.0.1", port=leader) if leader is not None else m.Follow(term=0)
+        self.silent = silent
         self.asked = 0
+
+    def __enter__(self) -> Standby:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.listener.close()
 
     def run(self) -> None:
         with contextlib.suppress(OSError):
@@ -67,26 +74,91 @@ class Standby(threading.Thread):
 
     async def answer(self, sock: socket.socket) -> None:
         link = await accept_link(sock, control_codec(), TOKEN, 10.0)
-        assert isinstance(await link.receive(), Drain)
+        assert isinstance(await link.receive(), (Drain, Inject))
         self.asked += 1
-        link.send(m.Follow(term=1, host="127.0.0.1", port=self.leader))
-        await link.flush(10.0)
+        if not self.silent:
+            link.send(self.says)
+            await link.flush(10.0)
         link.close()
 
 
-@pytest.mark.parametrize("somebody_leads", [True, False])
+def nobody() -> int:
+    """A port at which nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
 def test_a_coordinator_that_does_not_lead_names_the_one_that_does(
-    logs: Path, capsys: pytest.CaptureFixture[str], somebody_leads: bool
+    logs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    about = json.loads((logs / "job.json").read_text())
-    standby = Standby(about["port"] if somebody_leads else None)
-    standby.start()
-    (logs / "job.json").write_text(json.dumps({**about, "port": standby.port}))
-    code = main(["drain", str(logs), "node7"])
-    standby.listener.close()
+    with Standby(port_of(logs)) as standby:
+        describe_job(logs, [standby.port])
+        assert main(["drain", str(logs), "node7"]) == 2
+    assert "there is no node 'node7' in this job" in capsys.readouterr().err
+    assert standby.asked == 1
+
+
+def test_the_first_is_gone_the_second_leads_not_and_the_third_does(
+    logs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Standby() as standby:
+        describe_job(logs, [nobody(), standby.port, port_of(logs)])
+        assert main(["drain", str(logs), "node7"]) == 2
+    assert "there is no node 'node7' in this job" in capsys.readouterr().err
+    assert standby.asked == 1
+
+
+def test_a_host_that_answers_nothing_costs_a_moment(
+    logs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hotswap.launch.command.TRY_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        describe_job(logs, [deaf.getsockname()[1], port_of(logs)])
+        assert main(["drain", str(logs), "node7"]) == 2
+    assert "there is no node 'node7' in this job" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("leads", ["nobody", "one that is gone", "one that says that another does"])
+def test_who_was_asked_is_said_if_none_leads(
+    logs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, leads: str
+) -> None:
+    monkeypatch.setattr("hotswap.launch.command.TRY_S", 0.5)
+    gone = nobody()
+    with Standby() as one, Standby(gone if leads == "one that is gone" else None) as two:
+        if leads == "one that says that another does":
+            two.says = m.Follow(term=1, host="127.0.0.1", port=one.port)
+        describe_job(logs, [gone, one.port, two.port])
+        assert main(["drain", str(logs), "node7"]) == 1
     said = capsys.readouterr().err
-    if somebody_leads:
-        assert code == 2 and "there is no node 'node7' in this job" in said
-        assert standby.asked == 1
+    assert (
+        "no coordinator of this job leads" in said and "Training goes on without one. See that one of them runs" in said
+    )
+    assert f"127.0.0.1:{gone} cannot be reached" in said
+    assert f"127.0.0.1:{one.port} cannot decide now and knows of nobody who can" in said
+    if leads == "nobody":
+        assert f"127.0.0.1:{two.port} cannot decide now and knows of nobody who can" in said
     else:
-        assert code == 1 and "do not agree on who leads" in said
+        assert f"127.0.0.1:{two.port} does not lead and says that 127.0.0.1:{two.says.port} does" in said
+    assert one.asked > 1 and two.asked > 1, "as long as one may still come to lead"
+
+
+def test_a_strangers_process_at_an_old_address_does_not_end_the_search(
+    logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    with coordinator_of_job(other, nodes=1, token="e" * 32):
+        describe_job(logs, [port_of(other), port_of(logs)])
+        assert main(["drain", str(logs), "node7"]) == 2
+        assert "there is no node 'node7' in this job" in capsys.readouterr().err
+
+
+def test_only_what_may_be_told_twice_is(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Standby(silent=True) as lost:
+        describe_job(logs, [lost.port, port_of(logs)])
+        assert main(["drain", str(logs), "node7"]) == 2
+        assert "there is no node 'node7' in this job" in capsys.readouterr().err
+        assert main(["inject", str(logs), "node", "--node", "node7"]) == 1
+    said = capsys.readouterr().err
+    assert f"127.0.0.1:{lost.port} was told, and was lost before it answered" in said
+    assert "it may have obeyed, so look at the event log before you try again" in said

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_kit import TOKEN, coordinator_of_job
+from command_kit import TOKEN, coordinator_of_job, port_of
 
 from hotswap.cli import main
 from hotswap.core import messages as m
@@ -25,7 +25,7 @@ class Agent(threading.Thread):
 
     def __init__(self, logs: Path, **answer: Any) -> None:
         super().__init__(daemon=True)
-        self.port = json.loads((logs / "job.json").read_text())["port"]
+        self.port = port_of(logs)
         self.answer = answer
         self.registered = threading.Event()
         self.told: list[m.Strike] = []

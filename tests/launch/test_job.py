@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from launch_kit import Launched, alive, until
 
+from hotswap.config import Timing
 from hotswap.launch.job import streams_for
 from hotswap.launch.place import free_port
 
@@ -63,7 +64,7 @@ def test_processes_are_told_what_they_need_and_no_secret_is_inherited(launch: La
     for config in configs:
         assert config["entry"] == ["train.py", "--epochs", "3"]
         assert (config["nodes_active"], config["nproc_per_node"], config["fault_domain"]) == (2, 4, "rack1")
-        assert config["coordinator_port"] == described["port"]
+        assert config["coordinator_port"] == described["coordinators"][0][1]
         assert config["fork_server"] is None
         assert config["env"]["ROLE_NAME"] == "trainer"
     assert len({config["env"]["MASTER_PORT"] for config in configs}) == 1, "the same for all nodes"
@@ -77,7 +78,7 @@ def test_other_commands_can_find_the_job_but_strangers_cannot(launch: Launch) ->
     described = json.loads((job.folder / "job.json").read_text())
     pids = json.loads((job.folder / "pids.json").read_text())
     token = job.agent("node0")["config"]["token"]
-    assert described["job_id"] == "job" and described["host"] == "127.0.0.1"
+    assert described["job_id"] == "job" and [host for host, _ in described["coordinators"]] == ["127.0.0.1"]
     assert Path(described["token_file"]).read_text() == token
     assert token not in (job.folder / "job.json").read_text()
     for path in (job.folder / "job.json", Path(described["token_file"])):
@@ -230,6 +231,17 @@ def test_a_node_without_the_coordinator_leaves_politely(launch: Launch) -> None:
     assert job.coordinators() == []
     job.process.terminate()
     assert job.finish()[0] == 128 + signal.SIGTERM
+
+
+def test_commands_are_told_of_all_coordinators(launch: Launch) -> None:
+    elsewhere = {"endpoint": "", "coordinators": ["127.0.0.1:1", "127.0.0.2:2"]}
+    job = launch({"host": "serve"}, **{**among_others(1), **elsewhere})
+    until((job.folder / "job.json").exists)
+    described = json.loads((job.folder / "job.json").read_text())
+    assert described["coordinators"] == [["127.0.0.1", 1], ["127.0.0.2", 2]]
+    assert described["takeover_s"] > Timing().lease_s + Timing().detection_budget_s
+    job.process.terminate()
+    job.finish()
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ class Kit:
         return link
 
     async def order(self, fault: str = "node", token: str = TOKEN, within_s: float = 5.0, **victim: Any) -> InjectState:
-        target = Target(host="127.0.0.1", port=self.port, token=token)
+        target = Target(coordinators=(("127.0.0.1", self.port),), token=token, takeover_s=1.0)
         command = Inject(fault=fault, reason="a test", within_s=within_s, **{"node": "a", **victim})
         return await ask(target, command, InjectState, patience_s=DEADLINE_S)
 
@@ -178,9 +178,8 @@ def test_what_the_node_refuses_is_refused(tmp_path: Path) -> None:
         (lambda it: None, {"within_s": math.inf}, "a drill takes between 0 and 3600 s"),
         # Its end is news to the connection, but not yet to the machine.
         (lambda it: it.server.links.pop("a#1"), {}, "a#1 has left the job"),
-        (lambda it: setattr(it.server, "leadership", Deposed()), {}, "this coordinator leads no more"),
     ],
-    ids=["nobody", "no time", "all the time", "on its way out", "deposed"],
+    ids=["nobody", "no time", "all the time", "on its way out"],
 )
 def test_what_is_refused_without_asking_a_node(
     tmp_path: Path, prepare: Callable[[Kit], Any], order: dict[str, Any], said: str
@@ -191,16 +190,9 @@ def test_what_is_refused_without_asking_a_node(
             prepare(it)
             answer = await it.order(**order)
             assert answer.outcome is Outcome.REFUSED and said in answer.detail
-            it.server.leadership = None
             a.close()
 
     play(scenario())
-
-
-class Deposed:
-    """A leadership that is over."""
-
-    holds = False
 
 
 def test_a_job_that_does_not_allow_drills_has_none(tmp_path: Path) -> None:

@@ -447,12 +447,12 @@ def test_a_checkpoint_is_announced_once_it_counts(fails: bool, tmp_path: Path, m
         ignore = lambda *_: None  # noqa: E731
         keeper = MemoryKeeper(config, "a#1", ignore, ignore, ignore, happened.append)
         keeper.start()
-        keeper.commit_checkpoint(7, {0: 1, 1: 2})
+        keeper.checkpoints.commit(7, {0: 1, 1: 2})
         while keeper._tasks:
             await asyncio.wait(keeper._tasks)
         keeper.close()
 
-    monkeypatch.setattr("hotswap.node.memory_keeper.durable_index.commit", commit)
+    monkeypatch.setattr("hotswap.node.checkpoints.durable_index.commit", commit)
     asyncio.run(scenario())
     assert happened == [("commit", tmp_path / "durable", 7, {0: 1, 1: 2}), *([] if fails else [7])]
 
@@ -494,8 +494,8 @@ def test_a_checkpoint_of_the_newest_snapshot_waits_for_the_one_before(tmp_path: 
     async def scenario() -> None:
         writers = Writers()
         async with with_storage(tmp_path, written) as a:
-            a.keeper.make_durable(0, 1, 1, writers.call)
-            a.keeper.make_durable(0, 2, 1, writers.call)
+            a.keeper.checkpoints.write(0, 1, 1, writers.call)
+            a.keeper.checkpoints.write(0, 2, 1, writers.call)
             assert len(writers.running) == 1, "two pins would leave the worker too little to write to"
             writers.running[0](0)
             await until(lambda: len(writers.running) == 2)
@@ -512,7 +512,7 @@ def test_a_snapshot_is_not_written_by_two_at_once(tmp_path: Path) -> None:
         writers = Writers()
         async with with_storage(tmp_path, written) as a:
             for _ in range(2):
-                a.keeper.make_durable(0, 2, 1, writers.call)
+                a.keeper.checkpoints.write(0, 2, 1, writers.call)
             assert len(writers.running) == 1
             writers.running[0](1)
             await until(lambda: len(writers.running) == 2)
@@ -527,8 +527,8 @@ def test_what_may_be_overwritten_is_not_waited_for(tmp_path: Path, why: str) -> 
     async def scenario() -> None:
         writers = Writers()
         async with with_storage(tmp_path, written) as a:
-            a.keeper.make_durable(0, 1, 1, writers.call)
-            a.keeper.make_durable(0, 2, 1, writers.call)
+            a.keeper.checkpoints.write(0, 1, 1, writers.call)
+            a.keeper.checkpoints.write(0, 2, 1, writers.call)
             if why == "a newer snapshot":
                 a.snapshot(0, 3, b"x")
             elif why == "a new generation":
@@ -558,16 +558,16 @@ def test_storage_that_does_not_answer_holds_nobody_up(tmp_path: Path, monkeypatc
         keeper = MemoryKeeper(
             settings(tmp_path, node="a", checkpoint_dir=str(tmp_path), timing=timing), "a#1", *[lambda *_: None] * 4
         )
-        await keeper.find_checkpoint()
-        await keeper.find_checkpoint()
-        assert keeper.checkpoint_step is None and len(asked) == 1, "asked again before it has answered"
+        await keeper.checkpoints.find()
+        await keeper.checkpoints.find()
+        assert keeper.checkpoints.step is None and len(asked) == 1, "asked again before it has answered"
         answers.set()
-        await keeper.find_checkpoint()
-        assert keeper.checkpoint_step == 7
-        await keeper.find_checkpoint()
-        assert keeper.checkpoint_step == 7, "what was there a moment ago is the best guess"
+        await keeper.checkpoints.find()
+        assert keeper.checkpoints.step == 7
+        await keeper.checkpoints.find()
+        assert keeper.checkpoints.step == 7, "what was there a moment ago is the best guess"
 
-    monkeypatch.setattr("hotswap.node.memory_keeper.durable_index.latest", latest)
+    monkeypatch.setattr("hotswap.node.checkpoints.durable_index.latest", latest)
     asyncio.run(scenario())
 
 

@@ -142,11 +142,15 @@ def test_it_strikes_itself_after_it_has_said_so(
     play(scenario())
 
 
+def asleep(group: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(["sleep", "600"], preexec_fn=lambda: os.setpgid(0, group))  # noqa: PLW1509 (one thread)
+
+
 def test_the_members_of_a_group() -> None:
     with ExitStack() as stack:
-        first = stack.enter_context(subprocess.Popen(["sleep", "600"], process_group=0))
+        first = stack.enter_context(asleep(0))
         stack.callback(first.kill)
-        second = stack.enter_context(subprocess.Popen(["sleep", "600"], process_group=first.pid))
+        second = stack.enter_context(asleep(first.pid))
         stack.callback(second.kill)
         assert group_members(first.pid) == [first.pid, second.pid]
         assert group_members(second.pid) == []

@@ -11,7 +11,7 @@ from hotswap.core.types import NodeId, Slot
 
 @dataclass(frozen=True, kw_only=True)
 class Drain:
-    """First message of a connection that is no agent's: let *node*, a name or an identity, leave. Answered by DrainState."""
+    """First message of a connection that is no agent's: let *node*, a name or an identity, leave. Answered by DrainState or Follow."""
 
     node: str
     reason: str
@@ -27,7 +27,7 @@ class DrainState:
 
 @dataclass(frozen=True, kw_only=True)
 class Inject:
-    """First message of a connection as well: a drill. Answered by InjectState, at the latest after ``within_s`` seconds.
+    """First message of a connection as well: a drill. Answered by Follow, or by InjectState, at the latest after ``within_s`` seconds.
 
     ``slot``: of a worker, or -1; ``node``: a name or an identity, or empty. Which of them is needed, the fault says.
     """

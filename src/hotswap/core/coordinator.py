@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from hotswap.core import counsel, drain, losses, repair, resize, salvage, slowness, standstill
+from hotswap.core import counsel, drain, losses, repair, resize, salvage, slowness, standstill, waiting
 from hotswap.core import messages as m
 from hotswap.core.events import Effect, Event, FromNode, Judged, NodeGone, Record, Scalar, StopAsked
 from hotswap.core.job import Job
@@ -45,7 +45,7 @@ class Coordinator:
         self.job = Job(limits, past or Past())
         self._born_at = now
         # Nodes of the job that has been must not be forestalled by new ones.
-        self._form_from = now + limits.detection_budget_s if self.job.newest_generation else now
+        self._form_from = now + limits.detection_budget_s if self.job.generations.newest else now
         self._complete_at: float | None = None
         self._recollecting_since = now
         self._handlers: dict[Kind, Callable[[Any, Any, float], None]] = {
@@ -174,7 +174,7 @@ class Coordinator:
             return
         if len(job.roster) >= self.limits.nodes_max and node not in job.roster:
             job.record("node_surplus", {"node": node})
-        job.roster.enter(message, job.newest_generation)
+        job.roster.enter(message, job.generations.newest)
         job.detector.heard(node, now)
         if message.protected:
             job.protect()
@@ -204,7 +204,7 @@ class Coordinator:
     def _learn(self, message: m.Register, now: float) -> None:
         """There was a coordinator before this one: find out how far it had got."""
         job = self.job
-        job.used_up(message.generation)
+        job.generations.used_up(message.generation)
         if message.generation and (job.membership is None or message.generation > job.membership.generation):
             self._recollect(message, now)
 
@@ -220,7 +220,7 @@ class Coordinator:
         job = self.job
         # A later generation that was planned may have trained: it is waited for, though nobody has spoken of it yet. Where no
         # record tells whether there is a later one, all nodes are, for as long as one may be silent.
-        newest = job.current.generation <= job.recorded or len(job.roster) >= self.limits.nodes_max
+        newest = job.current.generation <= job.generations.recorded or len(job.roster) >= self.limits.nodes_max
         if newest and not job.superseded and all(member in job.roster for member in job.current.places):
             self._take_over(now)
 
@@ -233,7 +233,7 @@ class Coordinator:
                 job.roster.forget_slots(node, current.slots_of(node))
         missing: list[Scalar] = [node for node in current.places if node not in job.roster]
         job.record("coordinator_took_over", {"members": len(members), "missing": missing})
-        job.taken_over_at = now
+        job.wait.taken_over_at = now
         agreed = all(
             (n.register.generation, n.register.places) == (current.generation, current.places) for n in members
         )
@@ -280,7 +280,7 @@ class Coordinator:
         that one counts, and its members are waited for as if this coordinator had only just begun.
         """
         job = self.job
-        job.used_up(message.generation)
+        job.generations.used_up(message.generation)
         job.record("generation_conflict", {"node": node, "announced": message.generation})
         if message.generation > job.current.generation and any(n not in job.roster for n in job.current.places):
             job.forget()
@@ -423,7 +423,7 @@ class Coordinator:
         job = self.job
         silent = job.detector.silent(now)
         if silent:
-            job.miss(silent)
+            waiting.miss(job, silent)
             self._lose(dict.fromkeys(silent, f"silent for {self.limits.detection_budget_s:g} s"), now)
         if job.running and job.trouble is not None and now >= job.trouble[0]:
             job.recover(job.trouble[1], now, probe=True)
@@ -449,7 +449,7 @@ class Coordinator:
         if self.phase is Phase.RECOLLECTING:
             self._take_over(now)
         elif self.phase is Phase.WAITING:
-            self.job.end_wait(now)
+            waiting.end(self.job, now)
         elif self.phase is not Phase.FORMING:
             self._on_laggards(frozenset(self.job.laggards()), now)
         elif self._complete_at is not None:

@@ -9,11 +9,12 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from itertools import chain
 
-from hotswap.core import counsel, ladder, placement, plans, resize, resume, salvage
+from hotswap.core import counsel, ladder, placement, plans, resume, salvage, waiting
 from hotswap.core import messages as m
 from hotswap.core.counsel import Counsel
 from hotswap.core.detector import SilenceDetector
 from hotswap.core.events import Disconnect, Effect, Exit, Fields, Record, Scalar, Send
+from hotswap.core.generations import Generations
 from hotswap.core.hang import HangWatch
 from hotswap.core.history import History
 from hotswap.core.integrity import Offenders
@@ -25,6 +26,7 @@ from hotswap.core.shards import Shards
 from hotswap.core.tempo import SlowWatch
 from hotswap.core.transitions import RUNNING, TRAINS, Phase
 from hotswap.core.types import Generation, Membership, NodeId, Role, Slot, SourceKind, Step, Suspicion, host_of
+from hotswap.core.waiting import Waiting
 from hotswap.errors import EXIT_OK, EXIT_REQUEUE
 
 FAILURES_MAX = 2
@@ -44,8 +46,7 @@ class Job:
         self.limits = limits
         self.phase = Phase.FORMING
         self.membership: Membership | None = None
-        self.newest_generation = self.recorded = past.generation
-        self.floor = past.floor
+        self.generations = Generations(past)
         self.counsel = Counsel(dict(past.excluded), dict(past.avoided))
         self.roster = Roster(limits.width, self.counsel)
         self.detector = SilenceDetector(limits.detection_budget_s)
@@ -54,7 +55,6 @@ class Job:
         self.suspicion: Suspicion | None = None
         self.slow = SlowWatch(limits)
         self.history = History(past.plans)
-        self.planned_generation = max((generation for generation, _ in past.plans), default=0)
         self.shards = Shards()
         self.recovery: Recovery | None = None
         self.started = past.started
@@ -71,9 +71,7 @@ class Job:
         self.raised: dict[Slot, str] = {}
         self.late: frozenset[NodeId] = frozenset()
         self.trouble: tuple[float, str] | None = None
-        self.waiting: tuple[float, int] | None = None
-        self.missed: set[NodeId] = set()
-        """Members that fell silent in this recovery. They may only be cut off, and have what others need."""
+        self.wait = Waiting()
         self.halt: Halt | None = None
         self.rescue: salvage.Rescue | None = None
         self.durable_step: Step = -1
@@ -82,7 +80,6 @@ class Job:
         """The generation in which the job got its present number of slots; 0: it never had another one."""
         self.grow_from = float("-inf")
         self.built_at = 0.0
-        self.taken_over_at = float("-inf")
         self.out: list[Effect] = []
 
     @property
@@ -98,27 +95,18 @@ class Job:
         return self.recovery
 
     @property
+    def hears_nodes(self) -> bool:
+        """Whether there was a coordinator before this one, and nodes that it knew may not have been heard yet."""
+        return self.phase is Phase.RECOLLECTING or (self.phase is Phase.FORMING and self.generations.recorded > 0)
+
+    @property
     def superseded(self) -> bool:
         """Whether the log tells of a later generation than the one that is known: it was planned and may have trained."""
-        return self.current.generation < self.planned_generation
-
-    def used_up(self, generation: Generation) -> None:
-        """A node has accepted *generation*. If no record tells of it, there may be later ones that nobody here has heard of.
-
-        Their members may train on somewhere, so their numbers must not be given to others.
-        """
-        free = self.floor if generation > self.recorded else 0
-        self.newest_generation = max(self.newest_generation, generation, free - 1)
-
-    def next_generation(self) -> Generation:
-        """A number for the next membership; it is used up by that."""
-        present = self.membership.generation if self.membership is not None else 0
-        self.newest_generation = max(self.newest_generation, present) + 1
-        return self.newest_generation
+        return self.current.generation < self.generations.planned
 
     def forget(self) -> None:
         """What was believed of the present generation is worth nothing: another coordinator has gone on elsewhere."""
-        self.recovery = self.plan = self.committed = self.trouble = self.waiting = self.suspicion = None
+        self.recovery = self.plan = self.committed = self.trouble = self.wait.since = self.suspicion = None
         self.acked, self.finished = {}, set()
 
     def role(self, node: NodeId) -> Role:
@@ -168,7 +156,7 @@ class Job:
         # Who is to leave comes last; it is drained once the job trains.
         order = sorted(self.roster, key=lambda node: node in self.roster.leaving)
         places = tuple(order[: self.limits.nodes_active])
-        self.membership = Membership(generation=self.next_generation(), places=places, width=self.limits.width)
+        self.membership = Membership(generation=self.generations.next(), places=places, width=self.limits.width)
         self.record("job_started", {"nodes": [*order], "width": self.limits.width})
         self.fence(frozenset(self.membership.slots), "start", now)
 
@@ -198,7 +186,7 @@ class Job:
         self._replace(fills)
         self.fence(unheld, cause, now, probe=probe)
         if missing := [position for position in dead if position not in fills]:
-            self._wait(len(missing), now)
+            waiting.for_nodes(self, len(missing), now)
 
     def broken(self) -> list[int]:
         """Positions whose node is there, but must not go on."""
@@ -223,7 +211,7 @@ class Job:
 
     def _replace(self, fills: dict[int, NodeId]) -> None:
         before = self.current
-        self.membership = before.replace(fills, self.next_generation())
+        self.membership = before.replace(fills, self.generations.next())
         for position, node in fills.items():
             self.roster.promote(node)
             hot = self.roster.has_built(node, before.slots_at(position)) == before.width
@@ -259,21 +247,6 @@ class Job:
             probe=self.recovery is not None and self.recovery.probe,
         )
 
-    def _wait(self, missing: int, now: float) -> None:
-        """No spare is left. The wait begins anew when fewer nodes are missing than ever, not whenever something happens."""
-        if self.waiting is None or missing < self.waiting[1]:
-            self.waiting = (now, missing)
-        self.enter(Phase.WAITING, now)
-        self.record("waiting_for_node", {"missing": missing, "wait_s": self.limits.spare_wait_s})
-
-    def _listen(self, now: float) -> None:
-        """No place is empty, but a node that is not here may have what is missing; if all are here, hardly any."""
-        limits, all_here = self.limits, len(self.roster) >= self.limits.nodes_max
-        wait_s = max(limits.detection_budget_s, 0.0 if all_here else limits.spare_wait_s)
-        self.attempt.listens_until = self.taken_over_at + wait_s
-        self.enter(Phase.WAITING, now)
-        self.record("waiting_for_node", {"missing": 1, "wait_s": wait_s})
-
     # --- plan ------------------------------------------------------------------------------------------------------
 
     def awaited(self) -> list[NodeId]:
@@ -306,13 +279,13 @@ class Job:
         short = choice is None or (ledger.suspicion is not None and choice.step < ledger.suspicion.verified)
         if (self.awaited() and not complete) or (short and self.unfenced()):
             return
-        if choice is None and any(node not in self.roster for node in self.missed):
+        if choice is None and any(node not in self.roster for node in self.wait.cut_off):
             # Cut off, maybe together with everybody; gone only if nothing is heard of them for as long as for any node.
-            self._wait(len(self.missed), now)
+            waiting.for_nodes(self, len(self.wait.cut_off), now)
             return
-        if choice is None and now < self.taken_over_at + self.limits.detection_budget_s:
+        if choice is None and now < self.wait.taken_over_at + self.limits.detection_budget_s:
             # Nodes without a place may have what is missing, and find this coordinator a moment later than the members.
-            self._listen(now)
+            waiting.for_latecomers(self, now)
             return
         choice = choice or self._without_memory(self.attempt)
         if choice is None:
@@ -337,26 +310,6 @@ class Job:
         if cut_off:
             self.recover(f"{', '.join(cut_off)} cannot be reached by other nodes", now)
         return bool(cut_off)
-
-    def miss(self, silent: Collection[NodeId]) -> None:
-        """Members of which nothing is heard may only be cut off; what they hold is not lost yet."""
-        self.out.extend(Disconnect(node=node, reason="silent") for node in silent)
-        if self.started and self.membership is not None:
-            self.missed.update(node for node in silent if node in self.current.places)
-
-    def end_wait(self, now: float) -> None:
-        """Nobody came. What only silent nodes have is lost then; that nodes are missing ends the job.
-
-        This wait is over: should a node be lost from here on, the one for another begins then.
-        """
-        if all(node in self.roster for node in self.current.places):
-            self.missed.clear()
-            self.waiting = None
-            self.recover("nodes that are needed did not come back", now)
-            return
-        reason = f"no spare and no new node within {self.limits.spare_wait_s:g} s"
-        if not salvage.begin(self, reason, now) and not resize.shrink(self, reason, now):
-            self.stop(ladder.FEWER.code, reason)
 
     def _without_memory(self, recovery: Recovery) -> resume.Resume | None:
         """The newest durable checkpoint; the very beginning if the job never got anywhere."""
@@ -398,7 +351,7 @@ class Job:
             self.record("committed_steps_lost", {"committed": self.committed, "resume_step": step})
         self.committed = step
         self.acked = {}
-        self.waiting = None
+        self.wait.since = None
         self.history.planned(self.current.generation, step)
         self.shards.undo_after(step)
         if self.durable_step > step:
@@ -418,7 +371,7 @@ class Job:
         step = self.attempt.resume_step
         self.acked = dict.fromkeys(self.current.slots, step)
         self.started = True
-        self.missed.clear()
+        self.wait.cut_off.clear()
         self.failures.clear()  # what could not be read does not count as held, and was sent anew
         self.trained_with = self.current.places
         self.record("training_started", {"step": step})
@@ -507,10 +460,8 @@ class Job:
     def phase_deadline(self) -> float:
         """When a recovery's phase has taken too long; training may take as long as it wants."""
         limits = self.limits
-        if self.phase is Phase.WAITING and self.attempt.listens_until is not None:
-            return self.attempt.listens_until
         if self.phase is Phase.WAITING:
-            return salvage.wait_ends(self)
+            return waiting.ends(self)
         if self.phase is Phase.FENCING:
             return self.attempt.phase_at + limits.phase_s
         if self.phase is Phase.REBUILDING and self.roster.unbuilt(self.current):

@@ -448,7 +448,10 @@ class Lead:
 
 @dataclass(frozen=True, kw_only=True)
 class Follow:
-    """Whoever says this does not lead. The leader of *term* is at *host* and *port*; empty if none is known. Ends the connection."""
+    """Whoever says this does not lead. The leader of *term* is at *host* and *port*; empty if none is known. Ends the connection.
+
+    An operator's command gets it, with no address, also from a coordinator that leads but still hears the nodes that there were.
+    """
 
     term: int
     host: str = ""

@@ -106,13 +106,13 @@ def _resize(job: Job, places: Sequence[NodeId], reason: str, now: float) -> None
     """The next generation has other slots: nothing that is known of the present ones is about them."""
     before = job.current
     job.leave(now)
-    job.size_since = job.next_generation()
+    job.size_since = job.generations.next()
     job.membership = Membership(generation=job.size_since, places=tuple(places), width=before.width)
     nodes: list[Scalar] = [*places]
     job.record("job_resized", {"before": len(before.places), "now": len(places), "places": nodes, "reason": reason})
     job.roster.resize()
     job.shards = Shards()
-    job.plan = job.waiting = None
-    for known in (job.peers, job.acked, job.respawns, job.failures, job.missed):
+    job.plan = job.wait.since = None
+    for known in (job.peers, job.acked, job.respawns, job.failures, job.wait.cut_off):
         known.clear()
     job.fence(frozenset(job.membership.slots), f"{len(places)} nodes instead of {len(before.places)}: {reason}", now)

@@ -23,20 +23,6 @@ class Rescue:
     reason: str
 
 
-def wait_ends(job: Job) -> float:
-    """When a job that waits for a node does so no longer.
-
-    What can be saved only the answers to the fence tell. However short the wait is, they have as long as for any fence.
-    """
-    assert job.waiting is not None, "waiting without a beginning"
-    if job.rescue is not None:
-        return job.rescue.until
-    ends = job.waiting[0] + job.limits.spare_wait_s
-    if job.limits.checkpoints and job.awaited():
-        ends = max(ends, job.attempt.phase_at + job.limits.phase_s)
-    return ends
-
-
 def begin(job: Job, reason: str, now: float) -> bool:
     """Whether the wait goes on, for the newest state that is whole in the memories of nodes that are there."""
     if not job.limits.checkpoints or job.rescue is not None:

@@ -128,9 +128,7 @@ def _launched(spec: JobSpec) -> Iterator[subprocess.Popen[bytes]]:
             stdout=log,
             stderr=log,
             env=spec.environment(),
-            # Ctrl-C reaches this process alone, which then ends the job in order.
-            process_group=0,
-            preexec_fn=_end_with_demo,  # noqa: PLW1509 (this program has one thread)
+            preexec_fn=_apart,  # noqa: PLW1509 (this program has one thread)
         )
     try:
         yield process
@@ -138,7 +136,12 @@ def _launched(spec: JobSpec) -> Iterator[subprocess.Popen[bytes]]:
         _end(process)
 
 
-def _end_with_demo() -> None:
+def _apart() -> None:
+    """In the launcher, before it is one. Ctrl-C reaches the demonstration alone, which then ends the job in order.
+
+    A group of its own, not a session: workers join the groups of agents, which a fork server of another session may not.
+    """
+    os.setpgrp()
     die_with_parent(signal.SIGTERM)
 
 

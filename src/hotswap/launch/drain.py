@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -37,15 +38,13 @@ def main(argv: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "logs", type=Path, help="the job's log directory on the host of its coordinator, as hotswap run names it"
-    )
+    parser.add_argument("logs", type=Path, help="the job's log directory on any of its hosts, as hotswap run names it")
     parser.add_argument("node", help="its name, or its identity (name#incarnation)")
     parser.add_argument("--wait", type=float, default=0.0, metavar="S", help="wait so long until it has left")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args(argv)
     order = Drain(node=args.node, reason=f"hotswap drain by user {os.getuid()}")
-    answer = asyncio.run(ask(find(args.logs), order, DrainState))
+    answer = _ask(args.logs, order)
     if answer.state != DRAINING:
         raise UsageError(f"there is no node {args.node!r} in this job; there are {', '.join(answer.nodes) or 'none'}")
     left = _wait(args.logs, order, time.monotonic() + args.wait)
@@ -56,16 +55,20 @@ def main(argv: Sequence[str]) -> int:
     return EXIT_OK if left or not args.wait else EXIT_USER_ERROR
 
 
+def _ask(logs: Path, order: Drain, within_s: float = math.inf) -> DrainState:
+    # A node that already leaves is told nothing new by the same order again.
+    return asyncio.run(ask(find(logs), order, DrainState, repeatable=True, within_s=within_s))
+
+
 def _wait(logs: Path, order: Drain, until: float) -> bool:
     """Whether the node, or the whole job, is gone by then."""
     while time.monotonic() < until:
         time.sleep(AGAIN_S)
         try:
-            # The same question again: a node that already leaves is told nothing new.
-            if asyncio.run(ask(find(logs), order, DrainState)).state != DRAINING:
+            if _ask(logs, order, until - time.monotonic()).state != DRAINING:
                 return True
         except PeerUnreachable:
-            continue  # A coordinator that is started again.
+            continue  # A job without a coordinator for a while.
         except UsageError:
             return True  # The job has ended and taken its token with it.
     return False

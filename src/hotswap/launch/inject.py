@@ -35,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    made.add_argument("logs", type=Path, help="the job's log directory, as hotswap run names it")
+    made.add_argument("logs", type=Path, help="the job's log directory on any of its hosts, as hotswap run names it")
     made.add_argument("fault", choices=list(DRILLS))
     made.add_argument("--slot", type=int, help="victim, for workers")
     made.add_argument("--node", help="victim, for nodes and agents: its name, or its identity (name#incarnation)")

@@ -19,7 +19,7 @@ from typing import Any
 
 from hotswap.config import AgentConfig, CoordinatorConfig
 from hotswap.errors import EXIT_REQUEUE, HotswapError, UsageError
-from hotswap.launch import admission
+from hotswap.launch import admission, command
 from hotswap.launch import place as places
 from hotswap.launch.console import Follower
 from hotswap.launch.options import Options
@@ -235,14 +235,15 @@ class Job:
         """Files by which other commands find this job; never the token, only where it is."""
         coordinator = self._coordinator.process.pid if self._coordinator is not None else None
         pids = {"coordinator": coordinator, "agents": {child.name: child.process.pid for child in self._agents}}
-        described = {
-            "job_id": self.job_id,
-            "host": self.place.coordinator_host,
-            "port": self._port,
-            "events": str(self.events),
-            "token_file": self.options.token_file or str(self._own_token_file()),
-        }
-        for name, content in (("pids.json", pids), ("job.json", described)):
+        timing, place = self.options.timing, self.place
+        described = command.describe(
+            ((place.coordinator_host, self._port), *place.others),
+            # One that leads since just now hears the nodes first.
+            takeover_s=timing.lease_s + timing.lease_beat_s + timing.detection_budget_s,
+            token_file=self.options.token_file or str(self._own_token_file()),
+        )
+        described |= {"job_id": self.job_id, "events": str(self.events)}
+        for name, content in (("pids.json", pids), (command.FILE, described)):
             _write_private(self.directory / name, json.dumps(content) + "\n")
 
     def _own_token_file(self) -> Path:

@@ -21,6 +21,7 @@ from hotswap.core.types import Generation, NodeId, Slot, Step, node_id
 from hotswap.errors import EXIT_REQUEUE, EXIT_USAGE, AuthError, HotswapError
 from hotswap.node.compared import heed
 from hotswap.node.departure import Departure
+from hotswap.node.fencing import FenceAnswer
 from hotswap.node.forward import forwarded
 from hotswap.node.hung import HungWorkers
 from hotswap.node.loading import bring, reserve
@@ -58,18 +59,17 @@ class Agent:
         self._peers: dict[Slot, tuple[Slot, ...]] = {}
         self._lost: set[Slot] = set()
         self._finished: set[Slot] = set()
-        self._fence_answered = False
-        self._unreachable: tuple[NodeId, ...] | None = None
         self._spare_respawns = 0
-        self._park_timer: asyncio.TimerHandle | None = None
         self._fence: m.Fence | None = None
         self._history = History()
         self._restored: dict[Slot, Step] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._last_words = parts.last_words(node, self.control.send, config.kernel_log)
-        self._reach = parts.reach
         self._check = parts.check(node, self.control.send)
         self._hung = HungWorkers(self.pool, self.control.send, config.timing.heartbeat_s)
+        self._answer = FenceAnswer(
+            config, node, self.memory, self.workers, self._finished, self.pool.kill, parts.reach, self.control.send
+        )
         self._exit: asyncio.Future[int] | None = None
         self.departure = Departure(config, self.control.send, self._leave)
         self._strikes = Strikes(config, self.pool, self.workers, self.control.send, self.control.flush)
@@ -84,7 +84,7 @@ class Agent:
         self.memory.start()
         try:
             await self.pool.start()
-            await self.memory.find_checkpoint()
+            await self.memory.checkpoints.find()
             self._spawn_task(self.control.run())
             self._spawn_task(self._beat())
             code = await self._exit
@@ -136,7 +136,7 @@ class Agent:
             acked=dict(self.memory.acked),
             lost=tuple(sorted(self._lost)),
             finished=tuple(sorted(self._finished)),
-            checkpoint_step=self.memory.checkpoint_step,
+            checkpoint_step=self.memory.checkpoints.step,
             protected=self._protected,
             peers=dict(self._peers),
             leaves_in_s=self.departure.left_s,
@@ -194,7 +194,7 @@ class Agent:
             if message.generation == self.generation:
                 self.memory.agreed(message.step)
         elif isinstance(message, m.CommitCheckpoint):
-            self.memory.commit_checkpoint(message.step, message.generations)
+            self.memory.checkpoints.commit(message.step, message.generations)
         elif isinstance(message, m.Stop):
             self._on_stop(message)
         elif isinstance(message, m.Salvage):
@@ -224,7 +224,7 @@ class Agent:
             self._staff(fence)
         if fence.valid_to is not None:
             self.memory.undo_after(fence.valid_to)
-        self._answer_fence()
+        self._answer.give()
 
     def _resizes(self, fence: m.Fence) -> bool:
         """Whether what is here is of a job with another number of slots, or of the slots before it had another one."""
@@ -240,7 +240,7 @@ class Agent:
     def _accept(self, fence: m.Fence, *, resizes: bool) -> None:
         """Leave the old generation: from here on nothing of it can become valid on this node."""
         self.generation, self.places = fence.generation, fence.places
-        self.training, self.plan, self._fence_answered, self._unreachable = False, None, False, None
+        self.training, self.plan = False, None
         self._restored.clear()
         self._lost.clear()
         if self._protected:
@@ -253,18 +253,8 @@ class Agent:
             worker.leave(fence, member=self.active)
             worker.link.send(fence)
         self._staff(fence)
-        self._arm_park_timer()
-        self._spawn_task(self._look_around(fence))
-
-    async def _look_around(self, fence: m.Fence) -> None:
-        """What belongs to the answer and may take its time: which checkpoint there is, and whom this node reaches."""
-        others = {node: endpoint for node, endpoint in fence.endpoints.items() if node != self.node and fence.probe}
-        cut_off, _ = await asyncio.gather(
-            self._reach(others, self.config.timing.connect_s), self.memory.find_checkpoint()
-        )
-        if fence.generation == self.generation:
-            self._unreachable = cut_off
-            self._answer_fence()
+        self._answer.begin(fence.generation)
+        self._spawn_task(self._answer.look_around(fence))
 
     def _staff(self, fence: m.Fence) -> None:
         """Have exactly the workers that *fence* asks for. Without protection, one that has finished is not run again."""
@@ -303,50 +293,6 @@ class Agent:
         self.workers[slot] = worker
         if self._fence is not None:
             worker.link.send(self._fence)
-
-    def _arm_park_timer(self) -> None:
-        if self._park_timer is not None:
-            self._park_timer.cancel()
-        delay = self.config.timing.park_s
-        self._park_timer = asyncio.get_running_loop().call_later(delay, self._kill_unparked, self.generation)
-
-    def _kill_unparked(self, generation: Generation) -> None:
-        """A worker that cannot be stopped in place is stopped for good; its state is in this node's memory."""
-        if generation == self.generation and not self._fence_answered:
-            for worker in self._unparked():
-                worker.detail = f"did not leave the old generation within {self.config.timing.park_s:g} s"
-                self.pool.kill(worker)
-
-    def _unparked(self) -> list[WorkerProcess]:
-        """Who still has to leave the old generation; a worker that is not built yet was never in one.
-
-        Also the dead whose last words are not read yet: one of them may say which buffer it was overwriting.
-        """
-        return [worker for worker in self.workers.values() if worker.built is not None and worker.parked is None]
-
-    def _answer_fence(self) -> None:
-        if self._unparked() or self._unreachable is None:
-            return
-        self._fence_answered = True
-        states = [state for worker in self.workers.values() if worker.alive and (state := worker.state()) is not None]
-        groups = {
-            worker.slot: worker.parked.groups
-            for worker in self.workers.values()
-            if worker.parked is not None and worker.alive
-        }
-        self.control.send(
-            m.NodeFenced(
-                generation=self.generation,
-                held=self.memory.inventory(),
-                workers=tuple(states),
-                groups=groups,
-                checkpoint_step=self.memory.checkpoint_step,
-                unreachable=self._unreachable,
-                suspicion=self.memory.suspicion,
-            )
-        )
-        for slot in sorted(self._finished):
-            self.control.send(m.WorkerFinished(slot=slot, generation=self.generation))
 
     # --- plan and go -----------------------------------------------------------------------------------------------
 
@@ -406,7 +352,7 @@ class Agent:
         elif isinstance(message, w.SnapshotDone):
             self.memory.snapshot_done(slot, message)
             if message.durable:
-                self.memory.make_durable(slot, message.step, message.generation, self.pool.call)
+                self.memory.checkpoints.write(slot, message.step, message.generation, self.pool.call)
         elif isinstance(message, w.Parked):
             self._on_parked(worker, message)
         elif isinstance(message, w.Comparing | w.Compared):
@@ -440,8 +386,7 @@ class Agent:
     def _on_parked(self, worker: WorkerProcess, message: w.Parked) -> None:
         if message.generation == self.generation:
             worker.park(message)
-            if not self._fence_answered:
-                self._answer_fence()
+            self._answer.give_once()
 
     def _on_restored(self, worker: WorkerProcess, message: w.Restored) -> None:
         slot = worker.slot
@@ -496,8 +441,7 @@ class Agent:
             self.control.send(
                 m.WorkerLost(slot=slot, generation=worker.fenced, status=worker.status, detail=worker.describe_end())
             )
-            if not self._fence_answered:
-                self._answer_fence()
+            self._answer.give_once()
             self._last_words.add(worker.slot, worker.outputs)
 
     def _respawn_spare(self, worker: WorkerProcess) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from hotswap.config import AgentConfig
 from hotswap.core import messages as m
+from hotswap.core.leader_search import LeaderSearch
 from hotswap.errors import AuthError, HotswapError
 from hotswap.wire.channels import control_codec
 from hotswap.wire.handshake import open_link
@@ -45,12 +46,8 @@ class ControlChannel:
         self._receive = receive
         self._link: AsyncLink[Any] | None = None
         self._alone_since = clock()
-        self._addresses = [(config.coordinator_host, config.coordinator_port), *config.coordinators]
-        self._turn = -1
-        self._asked: tuple[str, int] | None = None
-        self._hint: tuple[str, int] | None = None
+        self._search = LeaderSearch([(config.coordinator_host, config.coordinator_port), *config.coordinators])
         self._led = False
-        self._term = 0
 
     @property
     def alone_s(self) -> float:
@@ -68,9 +65,8 @@ class ControlChannel:
         delay = RETRY_FIRST_S
         while True:
             began = loop.time()
-            self._asked, self._hint = self._hint or self._another(), None
             try:
-                link = await self._open(*self._asked)
+                link = await self._open(*self._search.next())
             except AuthError:
                 raise
             except HotswapError as error:
@@ -81,21 +77,9 @@ class ControlChannel:
             delay = RETRY_FIRST_S if loop.time() - began > RETRY_MAX_S else min(2 * delay, RETRY_MAX_S)
             await asyncio.sleep(delay)
 
-    def _another(self) -> tuple[str, int]:
-        """The next in turn; not the one that was asked last, if there are others."""
-        for _ in self._addresses:
-            self._turn = (self._turn + 1) % len(self._addresses)
-            if self._addresses[self._turn] != self._asked:
-                break
-        return self._addresses[self._turn]
-
-    @property
-    def _several(self) -> bool:
-        return bool(self._term) or len(self._addresses) > 1
-
     async def _open(self, host: str, port: int) -> AsyncLink[Any]:
         timing = self._config.timing
-        timeout_s = min(timing.connect_s, timing.lease_s) if self._several else timing.connect_s
+        timeout_s = min(timing.connect_s, timing.lease_s) if self._search.several else timing.connect_s
         return await open_link(host, port, control_codec(), self._config.token, timeout_s)
 
     async def _serve(self, link: AsyncLink[Any]) -> None:
@@ -104,13 +88,13 @@ class ControlChannel:
         # From here on everything is said that is not in the registration, also to one that may turn out not to lead.
         self._link = link
         # Where there are several, whoever does not say that it leads does not.
-        self._led = not self._several
+        self._led = not self._search.several
         try:
             while (message := await self._next(link)) is not None:
                 if isinstance(message, m.Lead):
-                    self._accept(message.term)
+                    self._accept(message)
                 elif isinstance(message, m.Follow):
-                    self._follow(message)
+                    self._search.follow(message)
                     break
                 elif self._led:
                     self._receive(message)
@@ -122,21 +106,15 @@ class ControlChannel:
             if self._led:
                 self._led, self._alone_since = False, self._clock()
 
-    def _accept(self, term: int) -> None:
-        if term < self._term:
-            raise _Elsewhere(f"it leads in term {term}, which is over: the newest is {self._term}")
-        self._term, self._led = term, True
-
-    def _follow(self, message: m.Follow) -> None:
-        """The one that was asked knows the leader; it may be wrong, or the leader out of reach, so it is asked once."""
-        self._led = False
-        if message.host and message.term >= self._term:
-            self._hint = (message.host, message.port)
+    def _accept(self, message: m.Lead) -> None:
+        if not self._search.accept(message):
+            raise _Elsewhere(f"it leads in term {message.term}, which is over: the newest is {self._search.term}")
+        self._led = True
 
     async def _next(self, link: AsyncLink[Any]) -> Any | None:
         """The next message; None at the end of the connection."""
         try:
-            return await asyncio.wait_for(link.receive(), self._config.timing.lease_s if self._several else None)
+            return await asyncio.wait_for(link.receive(), self._config.timing.lease_s if self._search.several else None)
         except asyncio.TimeoutError:
             raise _Elsewhere("it says nothing") from None
         except HotswapError as error:

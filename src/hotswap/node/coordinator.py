@@ -25,7 +25,7 @@ import msgspec
 
 from hotswap.config import CoordinatorConfig
 from hotswap.core import messages as m
-from hotswap.core.commands import Drain, DrainState, Inject
+from hotswap.core.commands import Drain, Inject
 from hotswap.core.coordinator import Coordinator, Limits
 from hotswap.core.events import Disconnect, Effect, Event, Exit, FromNode, NodeGone, Record, Send, StopAsked, Tick
 from hotswap.core.past import Past, recall
@@ -46,6 +46,7 @@ from hotswap.node.drills import Drills
 from hotswap.node.eventlog import EventLog
 from hotswap.node.inquiry import Inquiry
 from hotswap.node.leadership import Deposed, Leadership, Outbox
+from hotswap.node.orders import Orders
 from hotswap.node.process import die_with_parent, set_up_logging
 from hotswap.store.open import open_store
 from hotswap.wire.channels import control_codec
@@ -78,6 +79,7 @@ class CoordinatorServer:
         self.links: dict[NodeId, AsyncLink[Any]] = {}
         self.inquiry = self._make_inquiry()
         self.drills = Drills(config, clock, self.machine.job, self.links, self._note)
+        self.orders = Orders(self.machine.job, self.links, self.drills, leadership)
         self._refused = 0
         self._done: asyncio.Future[int | None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -220,11 +222,8 @@ class CoordinatorServer:
         try:
             link = await self._open(sock)
             first = await asyncio.wait_for(link.receive(), self.config.timing.connect_s)
-            if isinstance(first, Drain):
-                await self._drain(first, link)
-                return
-            if isinstance(first, Inject):
-                await self.drills.carry_out(first, link, leads=self.leadership is None or self.leadership.holds)
+            if isinstance(first, (Drain, Inject)):
+                await self.orders.obey(first, link)
                 return
             if not isinstance(first, m.Register):
                 raise ProtocolError(f"the first message is {type(first).__name__}, not Register")
@@ -237,14 +236,6 @@ class CoordinatorServer:
                 sock.close()
             else:
                 link.close()
-
-    async def _drain(self, command: Drain, link: AsyncLink[Any]) -> None:
-        """An operator's command. The agent keeps what it is told, so that it outlives this coordinator."""
-        named = [node for node in self.links if command.node in (node, node.partition("#")[0])]
-        for node in named:
-            self.links[node].send(m.DrainNode(reason=command.reason))
-        link.send(DrainState(state="draining" if named else "absent", nodes=tuple(sorted(self.links))))
-        await link.flush(FLUSH_S)
 
     def _refuse(self, peer: str, reason: str) -> None:
         self._refused += 1

@@ -48,9 +48,9 @@ class Drills:
         self._numbers = itertools.count(1)
         self._ordered: dict[int, tuple[NodeId, asyncio.Future[m.Struck | None]]] = {}
 
-    async def carry_out(self, order: Inject, operator: AsyncLink[Any], *, leads: bool = True) -> None:
-        """Do what *order* says, and answer it. This process may end in it. *leads*: it decides for the job."""
-        aim = self._aim(order, leads)
+    async def carry_out(self, order: Inject, operator: AsyncLink[Any]) -> None:
+        """Do what *order* says, and answer it. This process may end in it."""
+        aim = self._aim(order)
         if aim.refusal:
             answer = InjectState(outcome=Outcome.REFUSED, detail=aim.refusal)
         else:
@@ -61,11 +61,9 @@ class Drills:
         if answer.outcome is Outcome.STRUCK and not aim.node:
             os.kill(os.getpid(), DRILLS[order.fault].number)
 
-    def _aim(self, order: Inject, leads: bool) -> Aim:
+    def _aim(self, order: Inject) -> Aim:
         if not self._config.allow_inject:
             return Aim(refusal=NOT_ALLOWED)
-        if not leads:
-            return Aim(refusal="this coordinator leads no more; try again in a few seconds")
         if not 0 < order.within_s <= WITHIN_S_MAX:
             return Aim(refusal=f"a drill takes between 0 and {WITHIN_S_MAX:g} s, not {order.within_s:g} s")
         return drills.aim(self._job, order)

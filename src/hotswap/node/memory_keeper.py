@@ -1,12 +1,11 @@
-"""The agent's memory at work: announces, replicates, locates and, when asked, makes durable what its workers snapshot."""
+"""The agent's memory at work: announces, replicates and locates what its workers snapshot."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 from hotswap.config import AgentConfig
@@ -23,9 +22,9 @@ from hotswap.core.types import (
     Step,
     Suspicion,
 )
-from hotswap.errors import Fenced, HotswapError, PeerFault, PeerUnreachable, UsageError
+from hotswap.errors import Fenced, HotswapError, PeerFault, PeerUnreachable
 from hotswap.node.agreement import Agreement
-from hotswap.replication import durable_index
+from hotswap.node.checkpoints import CallProcess, Checkpoints
 from hotswap.replication.buffers import Located
 from hotswap.replication.memory import MemoryFile
 from hotswap.replication.sections import NotHeld, SectionId, SectionKind
@@ -38,10 +37,6 @@ GROWTH = 1.25
 """Room beyond the adopted snapshot: the worker would otherwise reserve again as soon as its state grows."""
 THREADS_MAX = 32
 RETRY_S = 0.05
-CHECKPOINTS_KEPT = 2
-WRITER = "hotswap.session.checkpoint_writer:main"
-CallProcess = Callable[[str, list[Any], list[int], list[str], Callable[[int], None]], None]
-"""Runs a function in a process of its own: target, arguments, descriptors, their names, what to do with the exit status."""
 
 
 class MemoryKeeper:
@@ -61,16 +56,11 @@ class MemoryKeeper:
         self._node = node
         self._on_acked = on_acked
         self._on_stalled = on_stalled
-        self._on_durable = on_durable
-        self._on_committed = on_committed
         self.vault = Vault(where=f"in the memory of {node}")
         self.agreement = Agreement(self._keep)
         self.acked: dict[Slot, Step] = {}
         self.suspicion: Suspicion | None = None
         """What a comparison of states has found wrong since the last plan."""
-        self.checkpoint_step: Step | None = None
-        """The newest durable checkpoint that ``find_checkpoint`` has found."""
-        self._looking: asyncio.Task[Step | None] | None = None
         self.endpoints: dict[NodeId, Endpoint] = {}
         self._generation: Generation = 0
         self._holders: dict[Slot, tuple[NodeId, ...]] = {}
@@ -82,10 +72,9 @@ class MemoryKeeper:
         )
         self._pushing: set[tuple[Slot, Step, Generation]] = set()
         self._reserving: dict[Slot, asyncio.Lock] = {}
-        self._writing: set[tuple[Slot, Step]] = set()
-        """Snapshots from which durable checkpoints are being made."""
         self._threads = ThreadPoolExecutor(max_workers=THREADS_MAX, thread_name_prefix="hotswap-transfer")
         self._tasks: set[asyncio.Task[None]] = set()
+        self.checkpoints = Checkpoints(config, self.vault, self._threads, self._start, on_durable, on_committed)
 
     def start(self) -> None:
         """Open the data port."""
@@ -238,7 +227,7 @@ class MemoryKeeper:
             return
         self.agreed(told.step)
         if told.durable:
-            self.make_durable(slot, told.step, told.generation, call)
+            self.checkpoints.write(slot, told.step, told.generation, call)
 
     def _keep(self, steps: Collection[Step]) -> None:
         self.vault.keep(steps)
@@ -256,6 +245,7 @@ class MemoryKeeper:
         self.acked.clear()
         self._holders, self._mine = {}, None
         self.vault.fence(generation)
+        self.checkpoints.fence(generation)
         # A fetch of the old generation would otherwise go on until its peer's silence is noticed.
         self._client.interrupt()
 
@@ -381,131 +371,6 @@ class MemoryKeeper:
                     adoption.abandon()
         except NotHeld:
             return None
-
-    # --- durable checkpoints ---------------------------------------------------------------------------------------
-
-    def make_durable(self, slot: Slot, step: Step, generation: Generation | None, call: CallProcess) -> None:
-        """Start to write the own snapshot of *step* to storage; training never waits for it and never fails by it.
-
-        *generation*: the one it was made in; None: what is written says which. While the last one is still being written, this one
-        waits, for as long as the snapshot is here.
-        """
-        try:
-            located = self._pin(slot, step)
-        except HotswapError as error:
-            later = self._make_durable_later(slot, step, generation, call, error, fenced_in=self._generation)
-            self._start(later)
-        else:
-            self._make_durable(slot, step, generation, call, located)
-
-    def _newest(self, slot: Slot) -> Step:
-        own = (item.step for item in self.vault.inventory() if item.slot == slot and item.kind is HeldKind.OWN)
-        return max(own, default=-1)
-
-    def _pin(self, slot: Slot, step: Step) -> Located:
-        if (slot, step) in self._writing:
-            raise UsageError("it is being written already")
-        located = self.vault.pin(slot, step)
-        self._writing.add((slot, step))
-        return located
-
-    def _unpin(self, slot: Slot, step: Step) -> None:
-        self.vault.unpin(slot, step)
-        self._writing.discard((slot, step))
-
-    async def _make_durable_later(
-        self,
-        slot: Slot,
-        step: Step,
-        generation: Generation | None,
-        call: CallProcess,
-        error: HotswapError,
-        *,
-        fenced_in: Generation,
-    ) -> None:
-        loop = asyncio.get_running_loop()
-        end = loop.time() + self._config.timing.phase_s
-        while not isinstance(error, NotHeld) and loop.time() < end:
-            await asyncio.sleep(RETRY_S)
-            # Its worker may have been told to write there next, unless it is parked, or this is the newest that it has made.
-            if self._generation != fenced_in or (generation is not None and self._newest(slot) != step):
-                break
-            try:
-                located = self._pin(slot, step)
-            except HotswapError as again:
-                error = again
-            else:
-                self._make_durable(slot, step, generation, call, located)
-                return
-        log.warning("no durable checkpoint of slot %d at step %d: %s", slot, step, error)
-
-    def _make_durable(
-        self, slot: Slot, step: Step, generation: Generation | None, call: CallProcess, located: Located
-    ) -> None:
-        assert self._config.checkpoint_dir is not None, "only asked for where there is a directory"
-        memory = self.vault.granted(slot)[located.buffer]
-        path = str(durable_index.slot_directory(Path(self._config.checkpoint_dir), step, slot))
-
-        def done(status: int) -> None:
-            self._unpin(slot, step)
-            if status == 0 and generation is None:
-                self._start(self._tell_durable(slot, step))
-            elif status == 0 and generation is not None:
-                self._on_durable(slot, step, generation)
-            else:
-                log.warning(
-                    "durable checkpoint of slot %d at step %d failed with status %d (see helpers.log); training goes on",
-                    slot,
-                    step,
-                    status,
-                )
-
-        args = [path, memory.nbytes, located.shared_nbytes, located.unique_nbytes]
-        try:
-            call(WRITER, args, [memory.fd], ["HOTSWAP_SNAPSHOT_FD"], done)
-        except (HotswapError, OSError) as error:
-            self._unpin(slot, step)
-            log.warning("the writer of a durable checkpoint could not be started: %s", error)
-
-    async def _tell_durable(self, slot: Slot, step: Step) -> None:
-        try:
-            self._on_durable(slot, step, await self._written_in(slot, step))
-        except (OSError, HotswapError) as error:
-            log.warning("durable checkpoint of slot %d at step %d: %s", slot, step, error)
-
-    async def _written_in(self, slot: Slot, step: Step) -> Generation:
-        """The generation that a shard on storage is of."""
-        path = durable_index.slot_directory(Path(self._config.checkpoint_dir or ""), step, slot)
-        return (await asyncio.to_thread(durable_index.record, path)).generation
-
-    async def find_checkpoint(self) -> None:
-        """Look which durable checkpoint is the newest that counts; storage that does not answer has none to offer."""
-        if not self._config.checkpoint_dir:
-            return
-        if self._looking is None:
-            look = asyncio.to_thread(durable_index.latest, Path(self._config.checkpoint_dir))
-            self._looking = asyncio.get_running_loop().create_task(look)
-        done, _ = await asyncio.wait({self._looking}, timeout=self._config.timing.detection_budget_s)
-        for look_up in done:
-            self._looking = None
-            try:
-                self.checkpoint_step = look_up.result()
-            except OSError as error:
-                log.warning("durable checkpoints cannot be looked for: %s", error)
-
-    def commit_checkpoint(self, step: Step, generations: Mapping[Slot, Generation]) -> None:
-        """Every slot's part is on storage: write the manifest, then drop old checkpoints."""
-        if self._config.checkpoint_dir:
-            self._start(self._commit(Path(self._config.checkpoint_dir), step, generations))
-
-    async def _commit(self, directory: Path, step: Step, generations: Mapping[Slot, Generation]) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            await loop.run_in_executor(self._threads, durable_index.commit, directory, step, generations)
-            self._on_committed(step)
-            await loop.run_in_executor(self._threads, durable_index.prune, directory, CHECKPOINTS_KEPT)
-        except (OSError, HotswapError) as error:
-            log.warning("durable checkpoint of step %d: %s; training goes on without it", step, error)
 
     def _start(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(coroutine)

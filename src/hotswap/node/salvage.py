@@ -6,7 +6,8 @@ import logging
 
 from hotswap.core import messages as m
 from hotswap.errors import HotswapError
-from hotswap.node.memory_keeper import CallProcess, MemoryKeeper
+from hotswap.node.checkpoints import CallProcess
+from hotswap.node.memory_keeper import MemoryKeeper
 
 log = logging.getLogger("hotswap.agent")
 
@@ -19,6 +20,6 @@ async def salvage(order: m.Salvage, memory: MemoryKeeper, call: CallProcess) -> 
             if await memory.locate(slot, source, order.step) is None:
                 log.error("slot %d at step %d is not here any more", slot, order.step)
                 continue
-            memory.make_durable(slot, order.step, None, call)
+            memory.checkpoints.write(slot, order.step, None, call)
         except HotswapError as error:
             log.error("slot %d at step %d cannot be saved: %s", slot, order.step, error)

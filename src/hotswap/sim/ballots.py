@@ -37,7 +37,7 @@ class Ballots:
             fails, odd = self._count == self._fails_in and slots > VOTERS, self._seed % slots
             verified = max(
                 (
-                    worker.verified
+                    worker.comparison.verified
                     for node in self._job.living()
                     for worker in node.workers
                     if worker.membership == membership

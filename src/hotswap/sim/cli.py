@@ -102,7 +102,7 @@ def _scribe(world: World) -> Iterator[None]:
 
 
 def simulate(seed: int, *, with_transcript: bool = False, **spoilt: Any) -> Outcome:
-    """Run one seed. *spoilt*: fields of ``job.Setup`` that are not left to chance."""
+    """Run one seed. *spoilt*: fields of ``setup.Setup`` that are not left to chance."""
     job, violation = JobModel(seed, **spoilt), ""
     with _scribe(job.world):
         try:

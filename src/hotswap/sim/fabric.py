@@ -26,8 +26,11 @@ class Member(Protocol):
     slots: int
     node: str
     generation: int
-    alive: bool
     crashed: bool
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process is there."""
 
     def complete(self, key: Key, result: int) -> None:
         """The collective is through."""

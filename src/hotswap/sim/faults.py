@@ -179,11 +179,11 @@ class Saboteur:
     def _stopped_worker(self) -> None:
         for worker in self._some_worker():
             self._job.world.note(f"{worker.name} is stopped")
-            worker.stop()
+            worker.execution.stop()
 
     def _deadlock(self) -> None:
         """Found by its peers, in a collective that it never enters. So one must be left, and both must train."""
-        stuck = any(worker.stuck for node in self._job.living() for worker in node.workers)
+        stuck = any(worker.execution.stuck for node in self._job.living() for worker in node.workers)
         for worker in self._some_worker():
             if (
                 worker.generation
@@ -192,7 +192,7 @@ class Saboteur:
                 and self._job.chronicle.slots > 1
             ):
                 self._job.world.note(f"the main thread of {worker.name} hangs")
-                worker.stuck = True
+                worker.execution.stuck = True
 
     def _some_worker(self) -> list[WorkerModel]:
         workers = [worker for node in self._job.living() for worker in node.workers if worker.alive]

@@ -11,9 +11,11 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from hotswap.config import AgentConfig
 from hotswap.core.types import Endpoint, Generation, HeldKind, NodeId, Slot, Source, Step
 from hotswap.errors import IntegrityError, LayoutMismatch, PeerUnreachable
-from hotswap.node.memory_keeper import CHECKPOINTS_KEPT, MemoryKeeper
+from hotswap.node.checkpoints import CHECKPOINTS_KEPT, Checkpoints
+from hotswap.node.memory_keeper import MemoryKeeper
 from hotswap.replication.buffers import Budget, Buffer, Located, newest
 from hotswap.replication.handles import Writer
 from hotswap.replication.memory import MemoryFile
@@ -120,14 +122,26 @@ class OneVersionVault(Vault):
 class KeeperModel(MemoryKeeper):
     """Real, but for the way of bytes to other nodes and to storage."""
 
-    def __init__(self, node: NodeModel, *args: Any) -> None:
-        """*args*: as the agent gives them."""
-        super().__init__(*args)
+    def __init__(
+        self,
+        node: NodeModel,
+        config: AgentConfig,
+        name: NodeId,
+        on_acked: Callable[[Slot, Generation, Step, int], None],
+        on_stalled: Callable[[Slot, Generation, str], None],
+        on_durable: Callable[[Slot, Step, Generation], None],
+        on_committed: Callable[[Step], None],
+    ) -> None:
+        """As the agent calls it, apart from *node*."""
+        super().__init__(config, name, on_acked, on_stalled, on_durable, on_committed)
         setup = node.job.setup
         self.model = node
         self.vault = (Vault if setup.versions > 1 else OneVersionVault)(where=f"in the memory of {node.id}")
         self.vault._replica_versions = setup.versions
         self.vault._budget = BudgetModel(node.job.make_memory)
+        self.checkpoints = CheckpointsModel(
+            node, config, self.vault, self._threads, self._start, on_durable, on_committed
+        )
         self._waits: dict[asyncio.Future[None], None] = {}
         self._outgoing: dict[Writer, None] = {}
         self._client.interrupt = self._interrupt  # type: ignore[method-assign]
@@ -288,12 +302,19 @@ class KeeperModel(MemoryKeeper):
         for writer in self._outgoing:
             writer.abandon()
 
-    # --- storage ---------------------------------------------------------------------------------------------------
 
-    async def find_checkpoint(self) -> None:
+class CheckpointsModel(Checkpoints):
+    """Real, but for the way of bytes to storage."""
+
+    def __init__(self, node: NodeModel, *args: Any) -> None:
+        """*args*: as the keeper gives them."""
+        super().__init__(*args)
+        self.model = node
+
+    async def find(self) -> None:
         """What storage shows to this node."""
         if self._config.checkpoint_dir:
-            self.checkpoint_step = self.model.job.storage.latest()
+            self.step = self.model.job.storage.latest()
 
     async def _written_in(self, slot: Slot, step: Step) -> Generation:
         return self.model.job.storage.generation(step, slot)

@@ -115,7 +115,7 @@ class NodeModel:
         """Everything on it stands still for a while (SIGSTOP, or a host that swaps); the kernel keeps its connections."""
         self.loop.freeze(seconds)
         for worker in self.pool.models.values():
-            worker.freeze(seconds)
+            worker.execution.freeze(seconds)
 
 
 class AgentModel(Agent):
@@ -140,7 +140,7 @@ class AgentModel(Agent):
         self._spawn_task(self._serve())
 
     async def _serve(self) -> None:
-        await self.memory.find_checkpoint()
+        await self.memory.checkpoints.find()
         self._spawn_task(self.control.run())
         self._spawn_task(self._beat())
 
@@ -260,7 +260,7 @@ class PoolModel(WorkerPool):
         """Kill those that a signal has stopped for too long."""
         world, budget_s = self._model.job.world, self._config.timing.stopped_s
         for pid in list(self._by_number):
-            since = self.models[pid].stopped_since
+            since = self.models[pid].execution.stopped_since
             if since is not None and world.now - since > budget_s:
                 self.kill(self._by_number[pid])
 

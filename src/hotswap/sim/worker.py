@@ -1,22 +1,23 @@
 """One training process: what ``session/session.py`` does with its threads and torch, as a generator in virtual time.
 
 This is a model: the step loop with its commit gate, snapshots, and what happens when a generation ends. The mailbox, the
-messages and the memory are production's. The generator yields how long it is busy (seconds) or what it waits for.
+messages and the memory are production's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Union, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from hotswap.core import messages as m
-from hotswap.core.integrity import NEVER
-from hotswap.core.types import NodeId, SourceKind, Step
+from hotswap.core.types import NodeId, SourceKind
 from hotswap.errors import Fenced, IntegrityError, PeerUnreachable
 from hotswap.session.boundary import Boundary
 from hotswap.session.mailbox import Mailbox
 from hotswap.sim.chronicle import GARBAGE, ROOT, State, Violation
+from hotswap.sim.comparison import Comparison
+from hotswap.sim.execution import Execution, Thread, Yield
 from hotswap.sim.fabric import Key
 from hotswap.sim.memory import (
     MemoryModel,
@@ -28,7 +29,6 @@ from hotswap.sim.memory import (
     write_state,
 )
 from hotswap.sim.network import Pipe
-from hotswap.sim.world import Timer
 from hotswap.wire import worker_messages as w
 from hotswap.wire.channels import worker_codec
 
@@ -37,10 +37,6 @@ if TYPE_CHECKING:
 
 CODEC = worker_codec()
 GROWTH = 1.25
-FOREVER = 1e9
-AGAIN_S = 2.0
-Yield = Union[float, Callable[[], object]]
-Thread = Generator[Yield, None, None]
 
 
 @dataclass(kw_only=True)
@@ -58,7 +54,7 @@ class _Gate:
 
 
 class WorkerModel:
-    """``state`` and ``step`` are live; ``hear`` is the listening thread."""
+    """``state`` and ``step`` are live; ``hear`` is the listening thread, ``execution`` runs the main one."""
 
     def __init__(
         self,
@@ -79,11 +75,7 @@ class WorkerModel:
         self.slots = slots
         self.name = f"slot {slot}.{pid}"
         self.up: Pipe
-        self.alive = True
         self.crashed = False
-        self.frozen_to = 0.0
-        self.stopped_since: float | None = None
-        self.stuck = False
         self.mailbox = Mailbox(cast(Any, None))
         self.boundary = Boundary(self.mailbox)
         self.files: list[MemoryModel] = []
@@ -95,74 +87,29 @@ class WorkerModel:
         self.generation = 0
         self.membership = ""
         self.interval = 1
-        self.verified: Step = NEVER
-        self._compared: Step | None = None
-        self._comparing: Step | None = None
-        self._first = False
+        self.comparison = Comparison(self)
         self.copying: w.SnapshotDone | None = None
         """A snapshot whose copy off the device is under way; it counts once that is done, or never."""
         self._rehearse = rehearse
         self._on_end = on_end
         self._parked_for = 0
-        self._waiting: Callable[[], object] | None = None
         self._in: Key | None = None
         self._result: int | None = None
         self._broken = False
         self._gate = _Gate(generation=0, key=("", "gate", -1), begun=True)
-        self._thread = self._life()
-        self._timer: Timer = self.world.after(0.0, self._advance)
+        self.execution = Execution(self.world, self.name, self._life(), self.exit)
 
-    # --- the thread ------------------------------------------------------------------------------------------------
-
-    def _advance(self, error: Exception | None = None) -> None:
-        """Run the thread until it is busy or waits."""
-        if self._postponed(self._advance, error) or self.stuck:
-            return
-        self._waiting = None
-        try:
-            while self.alive:
-                wanted = next(self._thread) if error is None else self._thread.throw(error)
-                error = None
-                if not callable(wanted):
-                    self._timer = self.world.after(wanted, self._advance)
-                    return
-                if not wanted():
-                    self._waiting = wanted
-                    return
-        except StopIteration:
-            self.exit(0)
-        except PeerUnreachable as failure:
-            self.world.note(f"{self.name}: {failure}")
-            self.exit(1)
-
-    def poke(self) -> None:
-        """Something has changed: see whether the thread can go on."""
-        if self._waiting is None or self.stuck or self._postponed(self.poke):
-            return
-        if self._waiting():
-            self._advance()
-
-    def _postponed(self, call: Callable[..., None], *args: Any) -> bool:
-        if self.alive and self.world.now < self.frozen_to:
-            self.world.at(self.frozen_to, call, *args)
-            return True
-        return not self.alive
-
-    def freeze(self, seconds: float) -> None:
-        """Stop all its threads for a while."""
-        self.frozen_to = max(self.frozen_to, self.world.now + seconds)
-
-    def stop(self) -> None:
-        """SIGSTOP, for good."""
-        self.frozen_to, self.stopped_since = FOREVER, self.world.now
+    @property
+    def alive(self) -> bool:
+        """Whether the process is there."""
+        return self.execution.alive
 
     def exit(self, status: int) -> None:
         """End the process. What it has said will still be heard."""
         if not self.alive:
             return
-        self.alive = False
+        self.execution.end()
         self.crashed = status != 0
-        self._timer.cancel()
         self.world.note(f"{self.name} ends with {status}")
         if self.crashed:
             self.job.fabric.died(self.membership, self.slot)
@@ -173,7 +120,7 @@ class WorkerModel:
 
     def hear(self, data: bytes, files: list[MemoryModel]) -> None:
         """A message from the agent."""
-        if self._postponed(self.hear, data, files):
+        if self.execution.postponed(self.hear, data, files):
             return
         message = CODEC.decode(data)
         if isinstance(message, w.Granted):
@@ -188,22 +135,23 @@ class WorkerModel:
             if self.copying is not None and self.world.chance(0.5):
                 self.state = GARBAGE
             self.world.after(self.world.between(0.001, 0.06), self._abort, message.generation)
-        self.poke()
+        self.execution.poke()
 
     def _abort(self, told: int) -> None:
         """Shut the connections: whoever waits in a collective falls out of it, maybe with rubbish instead of an error."""
-        if self._postponed(self._abort, told) or self._in is None or self.generation >= told:
+        if self.execution.postponed(self._abort, told) or self._in is None or self.generation >= told:
             return
         if self.world.chance(0.2):
             self._result = GARBAGE.history
-            self.poke()
-        elif self._waiting is not None:
+            self.execution.poke()
+        elif self.execution.waits:
             self._in = None
-            self._advance(Fenced("aborted"))
+            self.execution.advance(Fenced("aborted"))
 
     # --- collectives -----------------------------------------------------------------------------------------------
 
-    def _collective(self, name: str, *, sample: int = 0, relied: State | None = None, proposal: int = 1) -> Thread:
+    def collective(self, name: str, *, sample: int = 0, relied: State | None = None, proposal: int = 1) -> Thread:
+        """Take part in one, and wait for its end; Fenced if the generation is over before."""
         key = (self.membership, name, 0 if name == "connect" else self.step)
         self._in, self._result, self._broken = key, None, False
         self.job.fabric.enter(key, self, self.state, sample=sample, relied=relied, proposal=proposal)
@@ -219,9 +167,9 @@ class WorkerModel:
         """A collective failed: a fence will explain it, or the script fails."""
         self.say(w.Trouble(generation=self.generation, detail=detail))
         end = self.world.now + 10 * self.job.timing.detection_budget_s
-        self.world.at(end, self.poke)
-        yield lambda: self._fenced() or self.world.now >= end
-        self._check()
+        self.world.at(end, self.execution.poke)
+        yield lambda: self.fenced() or self.world.now >= end
+        self.check()
         raise PeerUnreachable(f"{detail}, and nobody said why")
 
     def complete(self, key: Key, result: int) -> None:
@@ -230,7 +178,7 @@ class WorkerModel:
             self._gate.agreed = result
         if self._in == key and self._result is None:
             self._result = result
-            self.poke()
+            self.execution.poke()
 
     def break_off(self, key: Key) -> None:
         """A connection broke in the collective, or its time is up."""
@@ -238,7 +186,7 @@ class WorkerModel:
             self._gate.broken = True
         if self._in == key and self._result is None:
             self._broken = True
-            self.poke()
+            self.execution.poke()
 
     # --- what the process does -------------------------------------------------------------------------------------
 
@@ -246,16 +194,18 @@ class WorkerModel:
         """Tell the agent."""
         self.up.send(CODEC.encode(message))
 
-    def _fenced(self) -> bool:
+    def fenced(self) -> bool:
+        """Whether the generation is over."""
         return self.mailbox.fenced(self.generation)
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Fenced if the generation is over."""
         self.mailbox.require(self.generation)
 
     def _wait(self, condition: Callable[[], object]) -> Thread:
         """As ``Mailbox.wait`` does."""
-        yield lambda: condition() or self._fenced()
-        self._check()
+        yield lambda: condition() or self.fenced()
+        self.check()
 
     @property
     def peers(self) -> tuple[int, ...]:
@@ -283,8 +233,8 @@ class WorkerModel:
                     running = True
                 if self.step >= setup.steps:
                     yield from self._wait_acked()
-                    yield from self._conclude()
-                    yield from self._collective("last gate", relied=self.kept)
+                    yield from self.comparison.conclude()
+                    yield from self.collective("last gate", relied=self.kept)
                     yield self.world.between(0.0, 0.3)
                     return
                 yield from self._attempt()
@@ -301,22 +251,22 @@ class WorkerModel:
         sample = self.state.position
         self.state = replace(self.state, position=sample + 1)
         yield self.job.between(setup.compute_s)
-        self._check()
-        yield from self._collective("gradients", sample=sample)
+        self.check()
+        yield from self.collective("gradients", sample=sample)
         history = self._result
         assert history is not None, "a collective that is through has a result"
-        self._check()
+        self.check()
         agreed = self.interval
         if setup.gate:
             agreed = yield from self._pass_gate()
         if self.copying is not None:
             yield from self._wait(lambda: self.copying is None)
-        self._check()
+        self.check()
         self.torn = True
         self.job.moment("update")
         yield self.job.between(setup.update_s)
-        yield from self._collective("parameters")
-        self._check()
+        yield from self.collective("parameters")
+        self.check()
         yield from self._complete(State(step=self.step + 1, history=history, position=sample + 1), due)
         self.interval = agreed
         if self.boundary.halts_at(self.step) and self.step < setup.steps:
@@ -327,7 +277,7 @@ class WorkerModel:
         proposal = self.world.dice.randint(1, 4) if self.job.setup.paced else 1
         proposal = self.boundary.proposal(proposal)
         key = (self.membership, "gate", self.step)
-        held = due and self._comparing is not None
+        held = due and self.comparison.under_way
         relied = self.kept if due else None
         self._gate = _Gate(generation=self.generation, key=key, relied=relied, proposal=proposal, held=held)
         self._advance_gate()
@@ -344,58 +294,23 @@ class WorkerModel:
         gate = self._gate
         if gate.relied is not None:
             yield from self._wait_acked()
-            yield from self._conclude()
-        self._compare()
+            yield from self.comparison.conclude()
+        self.comparison.begin()
         gate.held = False
         self._advance_gate()
         self._in, self._result, self._broken = gate.key, gate.agreed, gate.broken and gate.agreed is None
         yield from self._in_collective()
-        self._check()
+        self.check()
         assert self._result is not None, "a gate that is passed says how far snapshots are apart"
         return self.boundary.agree(self._result, self.step, self.interval)
-
-    def _compare(self) -> None:
-        """Hash the state, of which there is a snapshot, if it is time. As ``session.integrity`` does."""
-        every = self.job.setup.integrity
-        first = self._compared is None
-        if not every or self.kept.step != self.step:
-            return
-        if self._compared is None or self._durable(self.step) or self.step - self._compared >= every:
-            self._compared = self._comparing = self.step
-            self._first = first
-            self.say(w.Comparing(generation=self.generation, step=self.step, verified=self.verified))
-
-    def _conclude(self) -> Thread:
-        """Exchange what was found; if somebody differs, say so until another generation begins."""
-        step, self._comparing = self._comparing, None
-        if step is None:
-            return
-        yield from self._collective("compare")
-        self._check()
-        found, verified = self.job.ballots.found(self.membership, step)
-        if found.agreed:
-            self.verified = verified = step
-        told = w.Compared(
-            generation=self.generation,
-            step=step,
-            verified=verified,
-            odd=found.odd,
-            durable=self._durable(step) and not self._first,
-        )
-        self.say(told)
-        while not found.agreed:
-            again = self.world.now + AGAIN_S
-            self.world.at(again, self.poke)
-            yield lambda again=again: self._fenced() or self.world.now >= again  # type: ignore[misc]
-            self._check()
-            self.say(told)
 
     def _due(self) -> bool:
         following = self.step + 1
         last = following == self.job.setup.steps or self.boundary.halts_at(following)
-        return following - self.kept.step >= self.interval or self._durable(following) or last
+        return following - self.kept.step >= self.interval or self.durable(following) or last
 
-    def _durable(self, step: int) -> bool:
+    def durable(self, step: int) -> bool:
+        """Whether the snapshot of *step* is to be on storage as well."""
         every = self.job.setup.durable_steps
         asked = self.boundary.durable and self.boundary.halts_at(step)
         return every > 0 and (step % every == 0 or step == self.job.setup.steps or asked)
@@ -408,9 +323,9 @@ class WorkerModel:
         self.job.moment("halt")
         timing = self.job.timing
         end = self.world.now + (timing.durable_stand_s if self.boundary.durable else timing.stand_s)
-        self.world.at(end, self.poke)
-        yield lambda: self._fenced() or self.world.now >= end
-        self._check()
+        self.world.at(end, self.execution.poke)
+        yield lambda: self.fenced() or self.world.now >= end
+        self.check()
 
     def _wait_acked(self) -> Thread:
         yield from self._wait(lambda: self.mailbox.acked >= self.kept.step)
@@ -420,7 +335,7 @@ class WorkerModel:
         if due:
             written = yield from self._write(following, wait=not self.job.setup.device)
         # A snapshot becomes valid, or an abort begins: never both.
-        self._check()
+        self.check()
         self.state, self.step = following, following.step
         self.dirty = self.torn = False
         if written is not None:
@@ -433,15 +348,15 @@ class WorkerModel:
 
     def _copied(self, written: w.SnapshotDone, state: State) -> None:
         """The device has come to the end of the copy. What it held in an aborted generation may be garbage."""
-        if self._postponed(self._copied, written, state):
+        if self.execution.postponed(self._copied, written, state):
             return
         memory = self.files[written.buffer]
         write_state(memory, state, written)
-        if self.copying is written and not self._fenced():
+        if self.copying is written and not self.fenced():
             self.copying = None
             self.say(written)
-            self.poke()
-        elif self._fenced():
+            self.execution.poke()
+        elif self.fenced():
             spoil(memory)
 
     def _write(self, state: State, *, wait: bool) -> Generator[Yield, None, w.SnapshotDone]:
@@ -464,7 +379,7 @@ class WorkerModel:
             buffer=index,
             shared_nbytes=shared,
             unique_nbytes=unique,
-            durable=self._durable(state.step) and not job.setup.integrity,
+            durable=self.durable(state.step) and not job.setup.integrity,
         )
         if wait:
             yield job.between(job.setup.copy_s)
@@ -507,25 +422,24 @@ class WorkerModel:
         assert self.mailbox.fence is not None, "a plan comes after its fence"
         self.membership = f"generation {plan.generation} ({', '.join(self.mailbox.fence.places)})"
         yield from self._meet(plan.generation)
-        yield from self._collective("connect")
-        self._check()
+        yield from self.collective("connect")
+        self.check()
         self.say(w.Connected(generation=plan.generation))
         yield from self._wait(lambda: self.mailbox.load is not None)
         load = self.mailbox.load
         assert load is not None, "it was waited for"
         yield from self._restore(load)
-        yield from self._collective("materialise")
-        self._check()
+        yield from self.collective("materialise")
+        self.check()
         self.torn = self.dirty = False
         self.copying = None
         self.interval = 1
         self.boundary.restart()
-        self._compared = self._comparing = None
-        self.verified = min(self.verified, self.step)
+        self.comparison.restart(self.step)
         self.kept = self.state
         if load.buffer < 0:
             written = yield from self._write(self.state, wait=True)
-            self._check()
+            self.check()
             self.say(replace(written, durable=False))
         self.say(w.Restored(generation=load.generation, step=self.step))
         yield from self._wait(lambda: self.mailbox.go == load.generation)

@@ -57,7 +57,7 @@ async def accept_link(
     _tune(sock)
     try:
         return await asyncio.wait_for(_accept(sock, codec, token, purpose), timeout_s)
-    except OSError as error:
+    except (OSError, asyncio.TimeoutError) as error:
         raise PeerUnreachable(f"handshake broken off: {str(error) or 'no answer in time'}") from None
 
 
