@@ -57,10 +57,11 @@ def phases() -> None:
 
 
 def overhead() -> None:
-    """Ratio against how many bytes of snapshot there are for each millisecond of a step."""
+    """Ratio against how many bytes of snapshot there are for each millisecond of a step; of each program the newest run."""
     _, axes = plt.subplots(figsize=(6, 3))
-    for run in load("overhead_h200")["runs"]:
-        result = run["result"]
+    results = [run["result"] for run in load("overhead_h200")["runs"]]
+    newest = {(result["program"], *result["sizes"].items(), result["nccl_over"]): result for result in results}
+    for result in newest.values():
         low, high = result["interval"]
         demand = result["snapshot_mb"] / result["step_ms"]
         label = f"{result['program']}, step {result['step_ms']:.0f} ms, every {result['steps_apart']} steps"
