@@ -4,6 +4,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# Three runs share the tests: the first one alone measures coverage, which costs as much again; the second is of folders whose
+# tests mind nothing but their own process and those that they start; the third is of everything else, one test after the other:
+# whole jobs, which need both cores and look at all processes of the machine, and tests that fork the process they run in.
+COVERED := tests/core
+TOGETHER := tests/diagnosis tests/node tests/observability tests/planning tests/replication tests/session tests/sim tests/wire
+
 # The newest torch that is tested, beside the pinned one: some of it can do more.
 TORCH_NEXT := 2.14.1
 VENV_NEXT := .venv-next
@@ -19,7 +25,9 @@ demo: $(READY)
 	$(BIN)/hotswap demo
 
 test: check
-	$(BIN)/python -m pytest --cov=hotswap.core --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=100
+	$(BIN)/python -m pytest $(COVERED) --cov=hotswap.core --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=100
+	$(BIN)/python -m pytest $(TOGETHER) --numprocesses 2 --dist worksteal
+	$(BIN)/python -m pytest $(addprefix --ignore=,$(COVERED) $(TOGETHER))
 
 test-torch-next: $(READY_NEXT)
 	$(VENV_NEXT)/bin/python -m pytest tests/comm tests/replication tests/integrations

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 from e2e_harness import Cell, ForkServer, Job, Outcome, Program, Runner, assert_clean, assert_identical, running
 
+from hotswap.launch.job import PRELOADED
+
 PRELOAD = {
     # Its own server: what lets Megatron-Core run without CUDA changes torch for the whole process.
-    "megatron": ("torch", "hotswap.session.session", "hotswap.demo.train_megatron"),
-    "torch": ("torch", "hotswap.session.session", "hotswap.demo.train_fsdp2", "hotswap.demo.train_ddp"),
+    "megatron": ("torch", *PRELOADED, "hotswap.demo.train_megatron"),
+    "torch": ("torch", *PRELOADED, "hotswap.demo.train_fsdp2", "hotswap.demo.train_ddp"),
 }
 
 

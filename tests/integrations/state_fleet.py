@@ -91,6 +91,7 @@ def _serve(prelude: str) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what ranks print must not mix with answers
     import torch
+    import torch._dynamo  # which each rank would import at its first optimizer
 
     torch.set_num_threads(1)
     if prelude == "megatron":

@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 import hotswap
 
 HELD_STEP = 10
+assert "torch._dynamo" in sys.modules, "each worker would import it, which a recovery waits for"
 steps, go = int(sys.argv[1]), Path(sys.argv[2])
 session = hotswap.init()
 torch.manual_seed(0)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hotswap.demo.plan import FRAMEWORKS
-from hotswap.launch.job import FORK_SERVER, FORK_SERVER_TOKEN, SESSION, start_fork_server
+from hotswap.launch.job import FORK_SERVER, FORK_SERVER_TOKEN, PRELOADED, start_fork_server
 from hotswap.launch.processes import Child, end, expect
 
 
@@ -39,7 +39,7 @@ class ForkServers:
         token = secrets.token_hex(32)
         child = start_fork_server("torch")
         self._children.append(child)
-        preload = [SESSION, FRAMEWORKS[framework].module]
+        preload = [*PRELOADED, FRAMEWORKS[framework].module]
         child.tell({"socket": str(path), "token": token, "preload": preload, "log": str(log)})
         expect(child, "ready", log)
         return {FORK_SERVER: str(path), FORK_SERVER_TOKEN: token}

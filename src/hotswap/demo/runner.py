@@ -62,7 +62,7 @@ class JobSpec:
         return [
             *("run", *place, "--nnodes", nodes, "--nproc-per-node", str(self.train.layout.slots // self.nodes)),
             *("--rdzv-id", self.logs.name, "--redirects", "3"),
-            *("--preload", f"torch,hotswap.session.session,{framework.module}"),
+            *("--preload", f"torch,{framework.module}"),
             # A snapshot of every step, also where eight workers share two cores.
             *("--spare-positions", str(self.nodes), "--overhead-limit", "0", *self.run_arguments),
             str(Path(__file__).with_name(framework.script)),

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -101,8 +101,12 @@ class Reader:
 
     def __init__(self, book: RuleBook) -> None:
         """Takes from *book* what must not be skipped."""
-        self.scanner = Scanner(all_literals_of(book))
         self._book = book
+
+    @cached_property
+    def scanner(self) -> Scanner:
+        """Looks through large sources only: its index of literals takes longer to make than a small one to read."""
+        return Scanner(all_literals_of(self._book))
 
     def read_file(self, path: Path) -> Iterator[Evidence]:
         """Evidence from one file, in its order."""

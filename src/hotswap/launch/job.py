@@ -37,8 +37,9 @@ INCARNATION_MAX = 10**6
 COORDINATOR, AGENT = "hotswap.node.coordinator", "hotswap.node.agent"
 STREAMS = (2, 8)
 """Fewest and most connections for one replica."""
-SESSION = "hotswap.session.session"
-"""Always preloaded: every protected worker needs it, and torch's sharding packages that it imports take seconds."""
+PRELOADED = ("hotswap.session.session", "torch._dynamo")
+"""Always preloaded, for every protected worker needs them: the first imports torch's sharding packages, which takes seconds, and the
+second is what torch's optimizers and wrappers import when they are first used."""
 FORK_SERVER = "HOTSWAP_FORK_SERVER"
 FORK_SERVER_TOKEN = "HOTSWAP_FORK_SERVER_TOKEN"
 SECRETS = (FORK_SERVER, FORK_SERVER_TOKEN, *SHARED_SECRETS)
@@ -131,7 +132,7 @@ class Job:
             {
                 "socket": path,
                 "token": token,
-                "preload": [*self.options.preload, SESSION],
+                "preload": [*self.options.preload, *PRELOADED],
                 "path": [_folder(self.options.entry)],
                 "log": str(log),
             }
