@@ -1,6 +1,7 @@
 """What protection costs per step: step time with and without it, in the same processes, on the same work.
 
     python benchmarks/overhead.py [--programs fsdp2 megatron-dp2 megatron-tp2] [--output overhead.json]
+    python benchmarks/overhead.py --programs megatron-tp2-pp2-dp2 hsdp-2x4                      (on eight GPUs)
 
 Each program trains as it does under ``hotswap run``. Blocks of steps with and without hotswap's per-step work (attempt, commit
 gate, snapshot, replication) alternate in random order, so that whatever drifts hits both, and the ratio of the two blocks of each
@@ -55,7 +56,7 @@ SIZES = ("layers", "width", "tokens", "rows", "microbatches")
 def main() -> int:
     """Run the programs one after the other; a table and JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--programs", nargs="+", choices=list(PROGRAMS), default=list(PROGRAMS))
+    parser.add_argument("--programs", nargs="+", choices=list(PROGRAMS), default=[*TWO_SLOTS])
     parser.add_argument("--pairs", type=int, default=20, help="pairs of blocks")
     parser.add_argument("--steps", type=int, default=10, help="timed steps in a block, at least")
     parser.add_argument("--overhead-limit", default="0.001")
@@ -100,7 +101,8 @@ def run(program: str, sizes: dict[str, int], args: argparse.Namespace) -> dict[s
         order = {"program": program, "sizes": sizes, "out": str(out)}
         order |= {name: getattr(args, name) for name in ("pairs", "steps", "parts")}
         command = [
-            *(sys.executable, "-m", "hotswap.cli", "run", "--standalone", "--nnodes", "2", "--nproc-per-node", "1"),
+            *(sys.executable, "-m", "hotswap.cli", "run", "--standalone", "--nnodes", "2"),
+            *("--nproc-per-node", str(slots_of(program) // 2)),
             *("--no-preload", "--redirects", "3", "--log-dir", directory, "--rdzv-id", "job"),
             *("--overhead-limit", args.overhead_limit, "--snapshot-interval", args.snapshot_interval),
             *("--transfer-streams", args.transfer_streams),
@@ -168,8 +170,13 @@ class Training:
     step: Callable[[], None]
 
 
-def build_fsdp2(session: Any, sizes: dict[str, int]) -> Training:
-    """A GPT in bf16 mixed precision, parameters and optimizer sharded over both slots."""
+def build_hsdp(session: Any, sizes: dict[str, int]) -> Training:
+    """The GPT of `build_fsdp2`, sharded within each of two nodes, and the same on both."""
+    return build_fsdp2(session, sizes, shards=session.world_size // 2)
+
+
+def build_fsdp2(session: Any, sizes: dict[str, int], shards: int = 0) -> Training:
+    """A GPT in bf16 mixed precision, parameters and optimizer sharded over so many slots each, 0: over all."""
     import torch
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -185,7 +192,8 @@ def build_fsdp2(session: Any, sizes: dict[str, int]) -> Training:
         model = GPT(
             GPTConfig(tokens=options.tokens, layers=options.layers, width=options.width, heads=heads, dropout=0.0)
         )
-    mesh = init_device_mesh(device.type, (session.world_size,), mesh_dim_names=("dp_shard",))
+    shape = (session.world_size // shards, shards) if shards else (session.world_size,)
+    mesh = init_device_mesh(device.type, shape, mesh_dim_names=("dp_replicate", "dp_shard")[-len(shape) :])
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for block in model.blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy)
@@ -246,12 +254,20 @@ def build_megatron(*, tp: int = 1, pp: int = 1, dp: int = 1) -> Callable[[Any, d
     return build
 
 
-PROGRAMS: dict[str, Callable[[Any, dict[str, int]], Training]] = {
+TWO_SLOTS: dict[str, Callable[[Any, dict[str, int]], Training]] = {
     "fsdp2": build_fsdp2,
     "megatron-dp2": build_megatron(dp=2),
     "megatron-tp2": build_megatron(tp=2),
     "megatron-pp2": build_megatron(pp=2),
 }
+FOUR_SLOTS = {"megatron-tp2-dp2": build_megatron(tp=2, dp=2), "hsdp-2x2": build_hsdp}
+EIGHT_SLOTS = {"megatron-tp2-pp2-dp2": build_megatron(tp=2, pp=2, dp=2), "hsdp-2x4": build_hsdp}
+PROGRAMS = TWO_SLOTS | FOUR_SLOTS | EIGHT_SLOTS
+
+
+def slots_of(program: str) -> int:
+    """Workers that a program needs, each with a GPU if there are any, on two nodes."""
+    return 8 if program in EIGHT_SLOTS else 4 if program in FOUR_SLOTS else 2
 
 
 class Meter:

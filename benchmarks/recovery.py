@@ -1,12 +1,15 @@
 """How long a job stands still when something dies, and whether many recoveries leave anything behind.
 
     python benchmarks/recovery.py [--jobs 4] [--output recovery.json]
-    python benchmarks/recovery.py --layout dp2 --layers 24 --width 2048 --bf16 --overlap ...    (on GPUs)
+    python benchmarks/recovery.py --layout dp2 --layers 24 --width 2048 --bf16 --overlap ...    (on two GPUs)
+    python benchmarks/recovery.py --layout tp2,pp2,dp2 --rebuild all ...                        (on eight)
 
 Kills: random slots, as a worker or with the whole node, at random moments of the step, with hotswap's defaults, several in each
 job. The layout is that of the demonstration (Megatron-Core, 8 workers) unless options say otherwise; with GPUs there has to be
 one for each slot, and a spare waits on those of the node that it replaces. `total` runs from the SIGKILL to the end of the first newly
 committed step; `over a plain step` is total minus the median time between commits of undisturbed steps of the same job.
+`kept` is how many process groups a recovery kept; with `--rebuild all` and the same seed the same kills keep none, which shows what
+keeping saves. GB/s is the snapshot of a slot by the time of *restore*.
 Swaps in a row: one job in which thirty workers die one after the other; memory, descriptors and threads of the processes that
 live from the first to the last of them are read from /proc all along.
 
@@ -58,6 +61,8 @@ class Program:
     first_step: int
     steps_between: int
     worker_loss: str
+    rebuild: str
+    nodes: int
 
     @property
     def steps(self) -> int:
@@ -68,10 +73,10 @@ class Program:
             directory=directory,
             framework=self.framework,
             train=replace(self.train, steps=steps, eval_every=0),
-            nodes=min(FRAMEWORKS[self.framework].nodes, self.train.layout.slots),
+            nodes=self.nodes,
             spares=spares,
             faults=tuple(faults),
-            run_arguments=("--worker-loss", self.worker_loss),
+            run_arguments=("--worker-loss", self.worker_loss, "--rebuild", self.rebuild),
         )
 
 
@@ -124,7 +129,7 @@ def summary(values: Sequence[float]) -> dict[str, float]:
 def measure_kills(program: Program, root: Path, jobs: int, seed: int, console: Console) -> dict[str, Any]:
     reference = run(program.job(root / "reference", (), 0, program.steps))
     seen: list[tuple[Recovery, float]] = []
-    different, promotions = [], Counter[str]()
+    different, promotions, kept = [], Counter[str](), list[int]()
     for index in range(jobs):
         faults = draw_kills(random.Random(seed + index), program)
         evidence = run(program.job(root / f"kills-{index}", faults, program.spares, program.steps))
@@ -132,6 +137,8 @@ def measure_kills(program: Program, root: Path, jobs: int, seed: int, console: C
         plain = plain_step_ms(evidence.events)
         seen += [(recovery, recovery.phases_ms["total"] - plain) for recovery in found]
         promoted = [event for event in evidence.events if event["event"] == "spare_promoted"]
+        planned = {e["generation"]: int(e["keep"]) for e in evidence.events if e["event"] == "recovery_planned"}
+        kept += [planned[recovery.generation] for recovery in found]
         promotions.update("hot" if event["hot"] else "cold" for event in promoted)
         promotions["none"] += len(found) - len({event["generation"] for event in promoted})
         difference = first_difference(reference, evidence)
@@ -143,15 +150,17 @@ def measure_kills(program: Program, root: Path, jobs: int, seed: int, console: C
     result: dict[str, Any] = {"kills": len(seen), "different": different, "spares promoted": dict(promotions)}
     for scope in ("worker", "node", "all"):
         chosen = [(r, over) for r, over in seen if scope in ("all", r.death["kind"])]
+        groups = [count for (r, _), count in zip(seen, kept, strict=True) if scope in ("all", r.death["kind"])]
         if not chosen:
             continue
         result[scope] = {phase: summary([r.phases_ms[phase] for r, _ in chosen]) for phase in PHASES}
         result[scope]["over a plain step"] = summary([over for _, over in chosen])
-        result[scope]["kills"] = len(chosen)
+        result[scope] |= {"kills": len(chosen), "kept": summary(groups)}
     sizes = [json.loads(path.read_text())["snapshot_nbytes"] for path in (root / "reference/final").glob("slot*.json")]
     result["snapshot_mb"] = round(max(sizes) / 1e6, 1)
     result["recoveries"] = [
-        {"death": dict(r.death), "phases_ms": dict(r.phases_ms), "over_ms": round(o, 1)} for r, o in seen
+        {"death": dict(r.death), "phases_ms": dict(r.phases_ms), "over_ms": round(o, 1), "kept": count}
+        for (r, o), count in zip(seen, kept, strict=True)
     ]
     return result
 
@@ -229,16 +238,18 @@ def show(result: Mapping[str, Any], console: Console) -> None:
     table = Table(title=f"{kills['kills']} kills, ms: p50 / p99", title_justify="left")
     table.add_column("what died")
     table.add_column("kills", justify="right")
+    table.add_column("kept", justify="right")
     for phase in (*PHASES, "over a plain step"):
         table.add_column(phase, justify="right")
     for scope in ("worker", "node", "all"):
         if (row := kills.get(scope)) is None:
             continue
         cells = [f"{row[phase]['p50']:.0f} / {row[phase]['p99']:.0f}" for phase in (*PHASES, "over a plain step")]
-        table.add_row(scope, str(row["kills"]), *cells)
+        table.add_row(scope, str(row["kills"]), f"{row['kept']['p50']:.0f}", *cells)
     console.print(table)
     console.print(f"spares promoted: {kills['spares promoted']}")
-    console.print(f"snapshot of a slot: {kills['snapshot_mb']} MB")
+    rate = kills["snapshot_mb"] / kills["all"]["restore"]["p50"]
+    console.print(f"snapshot of a slot: {kills['snapshot_mb']} MB, restored at {rate:.2f} GB/s (median)")
     for line in kills["different"]:
         console.print(f"DIFFERENT {line}")
     row = result["swaps_in_a_row"]
@@ -263,6 +274,10 @@ def main() -> int:
         "--first-step", type=int, default=12, help="step of the first kill; on GPUs spares need a while"
     )
     parser.add_argument("--steps-between", type=int, default=5)
+    parser.add_argument(
+        "--nodes", type=int, help="on how many nodes the slots are; the demonstration's number by default"
+    )
+    parser.add_argument("--rebuild", default="touched", help="as for hotswap run")
     parser.add_argument("--worker-loss", default="auto", help="as for hotswap run")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--output", type=Path, default=Path("recovery.json"))
@@ -275,9 +290,12 @@ def main() -> int:
         parser.add_argument("--" + name.replace("_", "-"), action="store_true")
     args = parser.parse_args()
     changes = {name: getattr(args, name) for name in ("layout", *SIZES, *SWITCHES) if getattr(args, name)}
+    train = replace(FRAMEWORKS[args.framework].defaults, **changes)
     program = Program(
         framework=args.framework,
-        train=replace(FRAMEWORKS[args.framework].defaults, **changes),
+        train=train,
+        nodes=args.nodes or min(FRAMEWORKS[args.framework].nodes, train.layout.slots),
+        rebuild=args.rebuild,
         kills=args.kills,
         node_kills=args.node_kills,
         spares=args.node_kills if args.spares is None else args.spares,

@@ -200,7 +200,7 @@ class CoordinatorConfig:
     ``restarted``: it takes the place of one that died, whose event log it continues.
     ``nodes_active`` nodes train; up to ``nodes_max - nodes_active`` more are spares. ``respawns_max`` bounds worker
     respawns without a newly committed step in between. ``node_history``: file of what nodes have done in this and earlier jobs.
-    ``spare_wait_s`` is how long a job without a spare waits for a node. ``spare_first``, ``replicas``, ``evict_slow``, ``nodes_min``: see ``core.Limits``.
+    ``spare_wait_s`` is how long a job without a spare waits for a node. ``spare_first``, ``replicas``, ``evict_slow``, ``keep_groups``, ``nodes_min``: see ``core.Limits``.
     ``allow_inject``: drills that somebody with the token orders are passed on.
     ``store``: there are several coordinators, and here they agree on which one leads. ``advertise_host``: where agents reach this one.
     """
@@ -219,6 +219,7 @@ class CoordinatorConfig:
     spare_first: bool = False
     replicas: int = 1
     evict_slow: float = 0.0
+    keep_groups: bool = True
     nodes_min: int = 0
     join_s: float = 600.0
     events_path: str

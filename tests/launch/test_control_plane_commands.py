@@ -103,9 +103,14 @@ def test_a_coordinator_decides_by_what_it_is_told(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr("hotswap.launch.control_plane.run_coordinator", run)
     told = [*COORDINATOR, "--log-dir", str(tmp_path)]
-    flags = ["--replicas", "2", "--evict-slow", "3", "--checkpoint-dir", "/storage"]
+    flags = ["--replicas", "2", "--evict-slow", "3", "--rebuild", "all", "--checkpoint-dir", "/storage"]
     assert cli.main([*told, *flags]) == 0
     [config] = started
-    assert (config.replicas, config.evict_slow, config.checkpoint_dir) == (2, 3.0, "/storage")
+    assert (config.replicas, config.evict_slow, config.keep_groups, config.checkpoint_dir) == (
+        2,
+        3.0,
+        False,
+        "/storage",
+    )
     assert cli.main([*told, "--replicas", "0"]) == 2
     assert cli.main([*told, "--evict-slow", "1"]) == 2

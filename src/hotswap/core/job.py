@@ -327,7 +327,7 @@ class Job:
         recovery.redone = resume.redone_steps(ledger.live, choice.step)
         recovery.moved_nbytes = 2 * ledger.largest_nbytes()
         holders = placement.holders(self.current, self.roster.domains, self.spares(), self.limits.replicas)
-        keep = recovery.keep(self.current)
+        keep = recovery.keep(self.current) if self.limits.keep_groups else frozenset[str]()
         plan = self.plan = plans.plan_of(self.current.generation, choice, ledger, holders, keep)
         self._go_back_to(choice.step)
         sources: dict[str, Scalar] = {str(slot): source.kind.value for slot, source in choice.sources.items()}

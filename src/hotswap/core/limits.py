@@ -17,7 +17,7 @@ class Limits:
     ``phase_s``: longest time a phase may take once every worker is built, beside what moving state takes; ``build_s``: longest time for building one;
     ``spare_first``: where a worker is lost and a spare stands built for its node's place, the spare takes the place and the node
     becomes the spare, instead of starting a new worker on it. ``replicas``: nodes that keep a copy of each snapshot, its owner not counted. ``slow_ratio``: so many times as long as its peers makes a worker slow; ``evict_slow``: and so many costs its node the
-    place, 0 for never. ``last_call_s``: how long a complete job waits for further
+    place, 0 for never. ``keep_groups``: process groups that a loss has not touched are not formed anew. ``last_call_s``: how long a complete job waits for further
     spares; ``recoveries_max``: planned recoveries without a newly committed step in between, after which going on is pointless; ``hangs_max``: hangs in the same place at
     the same step that are answered, the second one on another node; ``respawns_max``: the same for the deaths of one slot's
     workers. ``halt_s``: how long
@@ -50,6 +50,7 @@ class Limits:
     replicas: int = 1
     slow_ratio: float = SLOW_RATIO
     evict_slow: float = 0.0
+    keep_groups: bool = True
 
     def __post_init__(self) -> None:
         """Assert what every deadline below relies on; left on in production."""

@@ -201,6 +201,7 @@ def parse(argv: list[str]) -> Options:
         integrity_every_steps=shared.at_least("--integrity-every", args.integrity_every, 0),
         replicas=shared.at_least("--replicas", args.replicas, 1),
         evict_slow=shared.evict_slow(args.evict_slow),
+        keep_groups=args.rebuild != "all",
         min_nodes=shared.min_nodes(args.min_nodes, nodes_active, storage=bool(args.checkpoint_dir)),
         fault_domain=args.fault_domain or domains.discover(os.environ),
         node_history=str(Path(args.node_history).resolve()) if args.node_history else "",

@@ -90,6 +90,7 @@ def coordinator(argv: list[str]) -> int:
         spare_first=args.worker_loss == "spare",
         replicas=shared.at_least("--replicas", args.replicas, 1),
         evict_slow=shared.evict_slow(args.evict_slow),
+        keep_groups=args.rebuild != "all",
         nodes_min=shared.min_nodes(args.min_nodes, active, storage=bool(args.checkpoint_dir)),
         checkpoint_dir=args.checkpoint_dir or None,
         join_s=args.join_timeout_s,

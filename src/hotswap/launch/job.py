@@ -166,6 +166,7 @@ class Job:
             spare_first=options.spare_first,
             replicas=options.replicas,
             evict_slow=options.evict_slow,
+            keep_groups=options.keep_groups,
             nodes_min=options.min_nodes,
             join_s=options.join_s,
             events_path=str(self.events),

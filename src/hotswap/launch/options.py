@@ -52,6 +52,7 @@ class Options:
     drain_s: float = 60.0
     replicas: int = 1
     evict_slow: float = 0.0
+    keep_groups: bool = True
     min_nodes: int = 0
     preload: tuple[str, ...] | None = ("torch",)
     spare_positions: int = 1

@@ -16,6 +16,7 @@ from hotswap.wire.auth import TOKEN_BYTES_MIN
 TOKEN = "HOTSWAP_TOKEN"
 ETCD_USER, ETCD_PASSWORD = "HOTSWAP_ETCD_USER", "HOTSWAP_ETCD_PASSWORD"
 N = TypeVar("N", int, float)
+REBUILDS = ("touched", "all")
 SECRETS = (TOKEN, ETCD_USER, ETCD_PASSWORD)
 """Environment variables that a job's processes must not inherit: the user's script can read theirs."""
 
@@ -67,6 +68,13 @@ def add_policy_flags(group: argparse._ActionsContainer) -> None:
         metavar="RATIO",
         help="give up the node of a worker whose own part of a step takes so many times as long as that of its peers, if there is "
         "a spare; 0: slow workers are only told",
+    )
+    group.add_argument(
+        "--rebuild",
+        choices=REBUILDS,
+        default=REBUILDS[0],
+        help="which process groups a recovery forms anew: those that a loss has touched, or all, which takes longer and shows whether a "
+        "group that was kept is at fault",
     )
     group.add_argument(
         "--min-nodes",

@@ -408,6 +408,7 @@ def limits_of(config: CoordinatorConfig) -> Limits:
         nodes_min=config.nodes_min,
         replicas=config.replicas,
         evict_slow=config.evict_slow,
+        keep_groups=config.keep_groups,
     )
 
 
