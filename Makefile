@@ -6,7 +6,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # Three runs share the tests: the first one alone measures coverage, which costs as much again; the second is of folders whose
 # tests mind nothing but their own process and those that they start; the third is of everything else, one test after the other:
-# whole jobs, which need both cores and look at all processes of the machine, and tests that fork the process they run in.
+# whole jobs, which need both cores and look at all processes of the machine, ports that are taken after they were found free, and
+# tests that fork the process they run in.
 COVERED := tests/core
 TOGETHER := tests/diagnosis tests/node tests/observability tests/planning tests/replication tests/session tests/sim tests/wire
 
