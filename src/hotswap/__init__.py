@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hotswap.session.faults import fault_point
-    from hotswap.session.session import Session, init
+    from hotswap.session.session import Session
+    from hotswap.session.start import init
 
 __all__ = ["Session", "__version__", "fault_point", "init"]
 __version__ = "0.1.0"
@@ -18,9 +19,9 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> Any:
     """Import the worker's side, and torch with it, only when a worker asks for it."""
     if name in ("Session", "init"):
-        from hotswap.session import session
+        from hotswap.session import start
 
-        return getattr(session, name)
+        return getattr(start, name)
     if name == "fault_point":
         from hotswap.session.faults import fault_point
 

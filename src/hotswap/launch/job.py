@@ -37,7 +37,7 @@ INCARNATION_MAX = 10**6
 COORDINATOR, AGENT = "hotswap.node.coordinator", "hotswap.node.agent"
 STREAMS = (2, 8)
 """Fewest and most connections for one replica."""
-PRELOADED = ("hotswap.session.session", "torch._dynamo")
+PRELOADED = ("hotswap.session.start", "torch._dynamo")
 """Always preloaded, for every protected worker needs them: the first imports torch's sharding packages, which takes seconds, and the
 second is what torch's optimizers and wrappers import when they are first used."""
 FORK_SERVER = "HOTSWAP_FORK_SERVER"

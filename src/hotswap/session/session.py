@@ -13,15 +13,10 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 import socket
 import threading
 import time
-from types import TracebackType
 from typing import Any
-
-import torch
-import torch.distributed as dist
 
 from hotswap.comm import Groups, add_safe_points
 from hotswap.core import messages as m
@@ -31,6 +26,7 @@ from hotswap.errors import Fenced, HotswapError, IntegrityError, PeerFault, Usag
 from hotswap.integrations import discover, forget_frames
 from hotswap.replication.capture import Capture
 from hotswap.session import faults
+from hotswap.session.attempt import Attempt
 from hotswap.session.boundary import Boundary
 from hotswap.session.edges import flip_bit, looks_like_communication, own_gpu
 from hotswap.session.gate import CommitGate
@@ -38,7 +34,7 @@ from hotswap.session.integrity import Comparison
 from hotswap.session.mailbox import AgentRendezvous, Mailbox
 from hotswap.session.pace import Pace
 from hotswap.session.reporter import Reporter
-from hotswap.session.settings import WorkerSettings, adopted
+from hotswap.session.settings import WorkerSettings
 from hotswap.session.snapshots import Announcer, Snapshots, Written
 from hotswap.session.tempo import Tempo
 from hotswap.wire import worker_messages as w
@@ -179,7 +175,7 @@ class Session:
 
     def attempt(self) -> Attempt:
         """Context manager around one training step; yields the step's number (updates done so far)."""
-        return Attempt(self)
+        return Attempt(self._enter, self._exit)
 
     def _enter(self) -> Step:
         if self._in_attempt:
@@ -501,39 +497,3 @@ class Session:
 
     def _note_context(self) -> None:
         faults.context.update(slot=self.slot, step=self._step, generation=self.generation, rehearsing=self.rehearsing)
-
-
-class Attempt:
-    """One try at one step."""
-
-    def __init__(self, session: Session) -> None:
-        """Made by ``Session.attempt``."""
-        self._session = session
-
-    def __enter__(self) -> Step:
-        """Recover first if need be; the step's number."""
-        return self._session._enter()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        """Count the step, or swallow a peer's failure."""
-        return self._session._exit(error)
-
-
-def init() -> Session:
-    """Start this worker's session, and ``torch.distributed`` with it.
-
-    Under ``hotswap run`` every group is stable across swaps. Started by anything else, the script trains unprotected with
-    the ordinary backend for its device, so that one script serves both. UsageError if torch.distributed is already up.
-    """
-    if dist.is_initialized():
-        raise UsageError("torch.distributed is already initialised; call hotswap.init() instead of init_process_group")
-    settings = adopted()
-    if settings is None:
-        from hotswap.session.plain import PlainSession
-
-        return PlainSession()
-    # OpenMP allows a list, one number for each level of nesting.
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1").split(",")[0]))
-    return Session(settings)
