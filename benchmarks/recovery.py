@@ -128,17 +128,16 @@ def summary(values: Sequence[float]) -> dict[str, float]:
 
 def measure_kills(program: Program, root: Path, jobs: int, seed: int, console: Console) -> dict[str, Any]:
     reference = run(program.job(root / "reference", (), 0, program.steps))
-    seen: list[tuple[Recovery, float]] = []
-    different, promotions, kept = [], Counter[str](), list[int]()
+    seen: list[tuple[Recovery, float, int]] = []
+    different, promotions = [], Counter[str]()
     for index in range(jobs):
         faults = draw_kills(random.Random(seed + index), program)
         evidence = run(program.job(root / f"kills-{index}", faults, program.spares, program.steps))
         found = recoveries(evidence)
         plain = plain_step_ms(evidence.events)
-        seen += [(recovery, recovery.phases_ms["total"] - plain) for recovery in found]
         promoted = [event for event in evidence.events if event["event"] == "spare_promoted"]
         planned = {e["generation"]: int(e["keep"]) for e in evidence.events if e["event"] == "recovery_planned"}
-        kept += [planned[recovery.generation] for recovery in found]
+        seen += [(recovery, recovery.phases_ms["total"] - plain, planned[recovery.generation]) for recovery in found]
         promotions.update("hot" if event["hot"] else "cold" for event in promoted)
         promotions["none"] += len(found) - len({event["generation"] for event in promoted})
         difference = first_difference(reference, evidence)
@@ -149,18 +148,17 @@ def measure_kills(program: Program, root: Path, jobs: int, seed: int, console: C
         )
     result: dict[str, Any] = {"kills": len(seen), "different": different, "spares promoted": dict(promotions)}
     for scope in ("worker", "node", "all"):
-        chosen = [(r, over) for r, over in seen if scope in ("all", r.death["kind"])]
-        groups = [count for (r, _), count in zip(seen, kept, strict=True) if scope in ("all", r.death["kind"])]
+        chosen = [item for item in seen if scope in ("all", item[0].death["kind"])]
         if not chosen:
             continue
-        result[scope] = {phase: summary([r.phases_ms[phase] for r, _ in chosen]) for phase in PHASES}
-        result[scope]["over a plain step"] = summary([over for _, over in chosen])
-        result[scope] |= {"kills": len(chosen), "kept": summary(groups)}
+        result[scope] = {phase: summary([r.phases_ms[phase] for r, _, _ in chosen]) for phase in PHASES}
+        result[scope]["over a plain step"] = summary([over for _, over, _ in chosen])
+        result[scope] |= {"kills": len(chosen), "kept": summary([kept for _, _, kept in chosen])}
     sizes = [json.loads(path.read_text())["snapshot_nbytes"] for path in (root / "reference/final").glob("slot*.json")]
     result["snapshot_mb"] = round(max(sizes) / 1e6, 1)
     result["recoveries"] = [
-        {"death": dict(r.death), "phases_ms": dict(r.phases_ms), "over_ms": round(o, 1), "kept": count}
-        for (r, o), count in zip(seen, kept, strict=True)
+        {"death": dict(r.death), "phases_ms": dict(r.phases_ms), "over_ms": round(over, 1), "kept": kept}
+        for r, over, kept in seen
     ]
     return result
 

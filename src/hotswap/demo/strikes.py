@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from hotswap.core.drills import DRILLS, Victim
+from hotswap.core.types import host_of
 from hotswap.errors import UsageError
 
 
@@ -79,7 +80,7 @@ def _places(logs: Path) -> set[str]:
         with contextlib.suppress(ValueError):
             event = json.loads(line)
             places = event.get("places", places) if event["event"] == "recovery_started" else places
-    return {node.partition("#")[0] for node in places}
+    return {host_of(node) for node in places}
 
 
 def _signal(pids: list[int], number: signal.Signals) -> list[int]:

@@ -19,13 +19,12 @@ from hotswap.node.leadership import Ballot, Deposed, Leader, Leadership
 from hotswap.store.port import Store, StoreUnavailable
 from hotswap.wire.channels import control_codec
 from hotswap.wire.handshake import accept_link
-from hotswap.wire.links import AsyncLink
+from hotswap.wire.links import FLUSH_S, AsyncLink
 
 if TYPE_CHECKING:
     from hotswap.node.coordinator import CoordinatorServer
 
 log = logging.getLogger("hotswap.coordinator")
-FLUSH_S = 2.0
 
 
 class Candidate:

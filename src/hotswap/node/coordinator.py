@@ -51,10 +51,9 @@ from hotswap.node.process import die_with_parent, set_up_logging
 from hotswap.store.open import open_store
 from hotswap.wire.channels import control_codec
 from hotswap.wire.handshake import accept_link
-from hotswap.wire.links import AsyncLink
+from hotswap.wire.links import FLUSH_S, AsyncLink
 
 log = logging.getLogger("hotswap.coordinator")
-FLUSH_S = 2.0
 WARNINGS = {"all_paused": "nobody advances", "hang_found": "training hangs"}
 """Events that somebody who watches should see at once; ``why`` says the rest."""
 

@@ -15,9 +15,8 @@ from hotswap.core.commands import Inject, InjectState, Outcome
 from hotswap.core.drills import DRILLS, Aim
 from hotswap.core.job import Job
 from hotswap.core.types import NodeId
-from hotswap.wire.links import AsyncLink
+from hotswap.wire.links import FLUSH_S, AsyncLink
 
-FLUSH_S = 2.0
 LOOK_S = 0.05
 SILENT_BEATS = 2
 """A node that lives lets none of its heartbeats out; one may be on its way."""

@@ -8,12 +8,11 @@ from typing import Any, Union
 from hotswap.core import messages as m
 from hotswap.core.commands import Drain, DrainState, Inject
 from hotswap.core.job import Job
-from hotswap.core.types import NodeId
+from hotswap.core.types import NodeId, host_of
 from hotswap.node.drills import Drills
 from hotswap.node.leadership import Leadership
-from hotswap.wire.links import AsyncLink
+from hotswap.wire.links import FLUSH_S, AsyncLink
 
-FLUSH_S = 2.0
 Order = Union[Drain, Inject]
 
 
@@ -42,7 +41,7 @@ class Orders:
 
     async def _drain(self, order: Drain, operator: AsyncLink[Any]) -> None:
         """The agent keeps what it is told, so that it outlives this coordinator."""
-        named = [node for node in self._links if order.node in (node, node.partition("#")[0])]
+        named = [node for node in self._links if order.node in (node, host_of(node))]
         if not named and self._job.hears_nodes:
             await self._send_away(operator)
             return

@@ -18,6 +18,8 @@ T = TypeVar("T")
 CHUNK = 256 * 1024
 QUEUE_MAX = 100_000
 FDS_MAX = 16
+FLUSH_S = 2.0
+"""How long the last words on a link may take to get away."""
 
 
 class AsyncLink(Generic[T]):
