@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 # whole jobs, which need both cores and look at all processes of the machine, ports that are taken after they were found free, and
 # tests that fork the process they run in.
 COVERED := tests/core
-TOGETHER := tests/diagnosis tests/node tests/observability tests/planning tests/replication tests/session tests/sim tests/wire
+TOGETHER := tests/diagnosis tests/observability tests/planning tests/replication tests/session tests/sim tests/wire
 
 # The newest torch that is tested, beside the pinned one: some of it can do more.
 TORCH_NEXT := 2.14.1
